@@ -17,7 +17,7 @@ from bench.model import ELEMENTS, MODELLED
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import ANY_SHAPE, PARAM_GRAD, TWO_LAUNCHES, Plan, regime
 from cunorm._core.build import KernelBuild, Launch
-from cunorm._core.caps import LEAST_CAPABILITY, NONE, Features, GpuCaps, features_of
+from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES
 from cunorm._core.tensor import Device
 from cunorm._group_norm import builds as group_builds
@@ -206,7 +206,7 @@ def default_features(architecture: str) -> Features:
 
 def feature_sets(architecture: str) -> list[Features]:
     """Return sets of features for the plans of a GPU: the default ones, all, none."""
-    has = {name: int(architecture) >= least for name, least in LEAST_CAPABILITY.items()}
+    has = {name: int(architecture) >= least for name, least in MIN_CAPABILITY.items()}
     return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 
 

@@ -23,7 +23,7 @@ from bench.cases import (
 from bench.static_plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
 from bench.static_plans import feature_sets, plans
 from cunorm import NormForward, reference
-from cunorm._core.caps import LEAST_CAPABILITY, Features
+from cunorm._core.caps import MIN_CAPABILITY, Features
 from tests import softgpu
 from tests.emulation.machine import machine
 from tests.softgpu.counters import Launch, counting
@@ -135,7 +135,7 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int
     host = host_operands(operator, call.dtype, call.shape)
     for name, array in host.items():
         arrays[name] = _put(cupy, array, last=operator.memory == "NHWC" and array.ndim == 4)
-    features = " ".join(name for name in LEAST_CAPABILITY if getattr(call.features, name))
+    features = " ".join(name for name in MIN_CAPABILITY if getattr(call.features, name))
     few = {"multiprocessors": 1} if COPIED_AHEAD in call.regime else {}
     with machine(features, **few) as planned, counting() as launches:
         if call.direction == "forward":

@@ -15,7 +15,7 @@ from cunorm._backends.cpu.compiler import search
 from cunorm._backends.cpu.files import planned_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
-from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
+from cunorm._core.caps import MIN_CAPABILITY, describe_feature
 
 # Found by name: importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
@@ -108,7 +108,7 @@ def _cuda_lines() -> Lines:
 
 
 def _feature_lines() -> Lines:
-    for name in LEAST_CAPABILITY:
+    for name in MIN_CAPABILITY:
         try:
             yield name, describe_feature(name)
         except ValueError as error:  # the environment is wrong: the report shows it
@@ -118,9 +118,9 @@ def _feature_lines() -> Lines:
 def _compilers() -> Lines:
     missing = "none found: install g++ or clang++, or point CXX at one"
     try:
-        cpp, silent, _ = search()
+        cpp, cxx_problem, _ = search()
         found = missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
-        yield "C++", f"{found} ({silent})" if silent else found
+        yield "C++", f"{found} ({cxx_problem})" if cxx_problem else found
     except ValueError as error:  # the environment is wrong: the report shows it
         yield "C++", str(error)
     try:

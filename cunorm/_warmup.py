@@ -13,7 +13,7 @@ from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
 from cunorm._backends.cpu.compiler import compiler, search
 from cunorm._backends.cpu.threads import available_cores
-from cunorm._backends.pool import compile_at_once, progress_bar
+from cunorm._backends.pool import compile_concurrently, progress_bar
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
@@ -151,7 +151,7 @@ def warmup(
     with nullcontext() if bar is None else bar:
         step = (lambda: None) if bar is None else bar.update
         try:
-            compiled = compile_at_once(builds, device, workers, step)
+            compiled = compile_concurrently(builds, device, workers, step)
         except RuntimeError as error:
             raise RuntimeError(f"{FUNCTION}: {error}") from error.__cause__
     return Warmup(len(builds), compiled, time.perf_counter() - start)
@@ -177,9 +177,9 @@ def _device(name: Any) -> Device:
     kind, _, number = str(name).partition(":")
     if kind == "cpu" and number in ("", "0"):
         if compiler() is None:
-            silent = f" ({search().silent})" if search().silent else ""
+            problem = f" ({search().cxx_problem})" if search().cxx_problem else ""
             raise RuntimeError(
-                f"{FUNCTION}: no C++ compiler is found{silent}: install g++ or clang++, or point "
+                f"{FUNCTION}: no C++ compiler is found{problem}: install g++ or clang++, or point "
                 "CXX at one"
             )
         return CPU

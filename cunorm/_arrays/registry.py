@@ -15,7 +15,7 @@ from cunorm._arrays.cupy import CUPY
 from cunorm._arrays.dlpack import DLPACK
 from cunorm._arrays.numpy import NUMPY
 from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
-from cunorm._core.validate import array_hint, of_type
+from cunorm._core.validate import array_hint, describe_type
 
 # An adapter, or the module to import it from, as ADAPTER: JAX's lies above this layer.
 _ROOTS: dict[str, ArrayAdapter | str] = {
@@ -56,8 +56,8 @@ def _find(function: str, argument: str, kind: type) -> ArrayAdapter | None:
 
 def _no_array(function: str, argument: str, value: Any) -> NoReturn:
     raise TypeError(
-        f"{function}: {argument} is {of_type(type(value))}, expected a NumPy, CuPy, PyTorch or JAX "
-        f"array or another object with __dlpack__{array_hint(function, argument, value)}"
+        f"{function}: {argument} is {describe_type(type(value))}, expected a NumPy, CuPy, PyTorch "
+        f"or JAX array or another object with __dlpack__{array_hint(function, argument, value)}"
     )
 
 

@@ -27,8 +27,8 @@ from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 # CuPy 14.0 copies views of more than 2 GiB wrongly, and 13 knows no bfloat16.
-_LEAST_CUPY = (14, 1)
-_LEAST_NVRTC_OF_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
+_MIN_CUPY = (14, 1)
+_MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
 
 
 def launch(function: Any, planned: Launch, arguments: bytes, stream: int) -> None:
@@ -134,7 +134,7 @@ def current_device() -> int:
 def gpu_caps(device: Device) -> GpuCaps:
     gpu = _cupy().cuda.Device(device.index)
     attributes, features = gpu.attributes, features_of(gpu.compute_capability)
-    if nvrtc_version() < _LEAST_NVRTC_OF_CLUSTERS:
+    if nvrtc_version() < _MIN_NVRTC_FOR_CLUSTERS:
         features = features._replace(clusters=False)
     if not driver.has_programmatic_launches(_cupy()):
         features = features._replace(programmatic_launches=False)
@@ -236,8 +236,8 @@ def _cupy() -> Any:
             f"CUDA arrays need CuPy, which compiles and launches the kernels: {_INSTALL}: {error}"
         ) from error
     found = tuple(map(int, re.findall(r"\d+", cupy.__version__)[:2]))
-    if found < _LEAST_CUPY:
-        least = ".".join(map(str, _LEAST_CUPY))
+    if found < _MIN_CUPY:
+        least = ".".join(map(str, _MIN_CUPY))
         raise ImportError(f"CUDA arrays need CuPy {least}, found {cupy.__version__}: {_INSTALL}")
     return cupy
 

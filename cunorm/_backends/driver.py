@@ -17,7 +17,7 @@ from cunorm._core.memo import memoize
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of a function's attributes
 _INVALID_CLUSTER_SIZE = 912  # of its statuses
-_LEAST_OF_PROGRAMMATIC_LAUNCHES = 12030  # of CUDA; before, a capture does not take them
+_MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES = 12030  # of CUDA; before, a capture does not take them
 
 # CUlaunchConfig of the driver API: grid, block, bytes of shared memory, stream, address and number
 # of attributes. None of these says a cluster's size: the kernel has it.
@@ -70,7 +70,7 @@ def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
 
 
 def has_programmatic_launches(cupy: Any) -> bool:
-    if cupy.cuda.runtime.driverGetVersion() < _LEAST_OF_PROGRAMMATIC_LAUNCHES:
+    if cupy.cuda.runtime.driverGetVersion() < _MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES:
         return False
     try:
         return hasattr(library(), "cuLaunchKernelEx")

@@ -8,12 +8,12 @@ from typing import Any
 
 from cunorm._backends import cuda
 from cunorm._backends.cpu import compile as cpu_compile
-from cunorm._backends.cpu.processes import Stop, ended_by
+from cunorm._backends.cpu.processes import Stop, use_stop
 from cunorm._core.build import KernelBuild
 from cunorm._core.tensor import Device
 
 
-def compile_at_once(
+def compile_concurrently(
     builds: Sequence[KernelBuild],
     device: Device,
     workers: int,
@@ -29,7 +29,7 @@ def compile_at_once(
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
     stop = Stop()
-    with ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,)) as pool:
+    with ThreadPoolExecutor(workers, initializer=use_stop, initargs=(stop,)) as pool:
         tasks: dict[Future[bool], KernelBuild] = {}
         try:
             if with_headers and not on_gpu:

@@ -15,8 +15,8 @@ _VARIABLE = "CUNORM_FEATURES"
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes
 # Multiprocessors that a backward uses at most: no GPU had more when this was written, and so memory
 # for partial sums can be planned before the GPU is known.
-MOST_SMS = 256
-LEAST_COPY = 4  # bytes of an asynchronous copy, at least
+MAX_SMS = 256
+MIN_ASYNC_COPY_BYTES = 4  # bytes of an asynchronous copy, at least
 
 
 class Features(NamedTuple):
@@ -44,7 +44,7 @@ Caps = CpuCaps | GpuCaps
 
 NONE = Features()
 # From which compute capability on a GPU has a feature, and where it is used by default; 90 is 9.0.
-LEAST_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
+MIN_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
 _BY_DEFAULT = {
     "clusters": range(90, 110),
     "async_copies": range(80, 1000),
@@ -59,14 +59,14 @@ def features_of(compute_capability: str) -> Features:
     def is_used(name: str) -> bool:
         if named is None:
             return number in _BY_DEFAULT[name]
-        return name in named and number >= LEAST_CAPABILITY[name]
+        return name in named and number >= MIN_CAPABILITY[name]
 
-    return Features(**{name: is_used(name) for name in LEAST_CAPABILITY})
+    return Features(**{name: is_used(name) for name in MIN_CAPABILITY})
 
 
 def describe_feature(name: str) -> str:
     """Return a text: on which GPUs a feature is used, and how it was tested."""
-    named, since, used = _named(), LEAST_CAPABILITY[name] / 10, _BY_DEFAULT[name]
+    named, since, used = _named(), MIN_CAPABILITY[name] / 10, _BY_DEFAULT[name]
     if named is not None:
         state = f"on from compute capability {since}" if name in named else "off"
         return f"{state}: {_VARIABLE}={os.environ[_VARIABLE]}"
@@ -81,10 +81,10 @@ def _named() -> set[str] | None:
     """Return the features that the environment names, None without the variable."""
     names = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} - {""}
     features = names - {"none"}
-    if unknown := features - set(LEAST_CAPABILITY):
+    if unknown := features - set(MIN_CAPABILITY):
         raise ValueError(
             f"{_VARIABLE} names {min(unknown)!r}, expected none or some of "
-            f"{', '.join(LEAST_CAPABILITY)}"
+            f"{', '.join(MIN_CAPABILITY)}"
         )
     if features and features != names:
         raise ValueError(f"{_VARIABLE} names none beside {min(features)!r}, expected one of them")

@@ -66,8 +66,8 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
             f"machine's own: pass {argument}.astype('{name}')"
         )
     if name not in DTYPES:
-        is_whole = getattr(numpy, "kind", "") in ("i", "u", "b")
-        hint = pass_hint(argument, f"{argument}.astype('float32')") if is_whole else ""
+        is_integer = getattr(numpy, "kind", "") in ("i", "u", "b")
+        hint = pass_hint(argument, f"{argument}.astype('float32')") if is_integer else ""
         raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{hint}")
     _FROM_NUMPY[numpy] = DTYPES[name]
     return DTYPES[name]

@@ -16,7 +16,7 @@ _NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_
 ACTIVATIONS = {name: name for name in _NAMES} | {"swish": "silu"}
 
 
-def of_type(kind: type) -> str:
+def describe_type(kind: type) -> str:
     """Return what a value of a wrong type is; a scalar of NumPy is named by its module, too."""
     scalar_of = f"{kind.__module__}." if issubclass(kind, np.generic) else ""
     return "None" if kind is type(None) else f"of type {scalar_of}{kind.__qualname__}"
@@ -81,7 +81,7 @@ def epsilon(function: str, eps: object) -> float:
     return value
 
 
-def length(function: str, c: object) -> float | None:
+def parse_c(function: str, c: object) -> float | None:
     """Return c, the length of a normalised row, as a float."""
     return None if c is None else finite(function, "c", c, "a finite number or None")
 
@@ -132,10 +132,8 @@ def agreed_dtype(
 def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
     """Check that `out` is None or a named tuple of results."""
     if out is not None and not isinstance(out, result):
-        raise TypeError(
-            f"{function}: out is {of_type(type(out))}, expected a {result.__name__} of arrays and "
-            "Nones"
-        )
+        got, expected = describe_type(type(out)), f"a {result.__name__} of arrays and Nones"
+        raise TypeError(f"{function}: out is {got}, expected {expected}")
 
 
 def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> None:

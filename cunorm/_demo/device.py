@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cunorm import _info
 from cunorm._backends.cpu.compiler import search
 from cunorm._backends.cpu.threads import available_cores, thread_count
-from cunorm._backends.pool import compile_at_once
+from cunorm._backends.pool import compile_concurrently
 from cunorm._core import tensor
 from cunorm._core.build import KernelBuild
 from cunorm._demo.operators import Operands
@@ -58,7 +58,7 @@ class Device(NamedTuple):
         """Compile and load builds, as many at once as there are cores."""
         cores = available_cores()
         try:
-            compile_at_once(builds, self.place, cores, step, with_headers=with_headers)
+            compile_concurrently(builds, self.place, cores, step, with_headers=with_headers)
         except RuntimeError as error:
             raise CompileError(str(error)) from error
 
@@ -98,10 +98,10 @@ def chosen_device(name: str | None) -> Device:
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
     try:
-        found, silent, _ = search()
+        found, cxx_problem, _ = search()
         loops = "NumPy's loops as there is no C++ compiler"
         runs = _threads(thread_count()) if found else loops
-        runs += f" ({silent})" if silent else ""
+        runs += f" ({cxx_problem})" if cxx_problem else ""
     except ValueError as error:  # of CXX
         raise DemoError(str(error)) from error
     title = f"cpu, {_info.cpu_name()}, {runs}"

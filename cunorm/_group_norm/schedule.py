@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool, streaming_stores
-from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, Features, GpuCaps
+from cunorm._core.caps import MAX_SMS, MIN_ASYNC_COPY_BYTES, CpuCaps, Features, GpuCaps
 from cunorm._core.plan import GRID_LIMIT
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupTypes
 from cunorm._group_norm.layout import LINE, Samples
@@ -34,7 +34,7 @@ _ALL, _FIND, _COMBINE_AND_WRITE = (True, True, True), (True, False, False), (Fal
 # GPUs with little and much shared memory, without and with clusters: plans for any other GPU take
 # no more memory than those for one of them.
 SOME_GPUS = tuple(
-    GpuCaps(MOST_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
+    GpuCaps(MAX_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
@@ -55,7 +55,7 @@ def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) 
     tiling = cuda_tiling(types, sizes, gpu)
     access = min(access, tiling.pack)
     least = access * min(dtype.itemsize for dtype in types.loaded)
-    async_copies = gpu.features.async_copies and least >= LEAST_COPY
+    async_copies = gpu.features.async_copies and least >= MIN_ASYNC_COPY_BYTES
     macros = (
         *_macros(types, sizes, channels=sizes.channels, groups=sizes.groups),
         *tiling.macros(access, async_copies),

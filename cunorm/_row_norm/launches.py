@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool, streaming_stores
-from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, GpuCaps
+from cunorm._core.caps import MAX_SMS, MIN_ASYNC_COPY_BYTES, CpuCaps, GpuCaps
 from cunorm._core.dtypes import FLOAT32, DType
 from cunorm._core.param_grad import CPU_PACK
 from cunorm._core.plan import GRID_LIMIT
@@ -138,7 +138,7 @@ def _shared_memory(
     itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access
-    is_copied = access * min(itemsizes) >= LEAST_COPY and copies <= _MOST_COPIES
+    is_copied = access * min(itemsizes) >= MIN_ASYNC_COPY_BYTES and copies <= _MOST_COPIES
     if is_streamed or not gpu.features.async_copies or not is_copied:
         return _SharedMemory(used, 0, in_shared)
     wanted = min(_MOST_STAGES, -(-_STAGED_BYTES // (stage * team.blocks_per_sm)))
@@ -153,7 +153,7 @@ def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
     """
     width = shape.width // cluster
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
-    return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // shape.groups)
+    return max(1, min(sm_count, MAX_SMS) * blocks_per_sm // shape.groups)
 
 
 # --- on a CPU -------------------------------------------------------------------------------------

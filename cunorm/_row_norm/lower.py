@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a row norm's call launches, for its number of rows and for others."""
 
-from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
+from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import DType
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, CallSize, KernelCall, Lowered, Sizes
@@ -16,7 +16,7 @@ def workspace_bound(compute: DType, geometry: Geometry, parameters: int, caps: C
     if isinstance(caps, CpuCaps):
         parts = launches.cpu_sums(rows)
     else:
-        sm_count = MOST_SMS if caps is None else caps.sm_count
+        sm_count = MAX_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
     return parameters * parts * rows.sums_pitch(twice=True) * compute.itemsize
 

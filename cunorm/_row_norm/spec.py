@@ -269,6 +269,6 @@ def _parse_norm(given: dict[str, Any]) -> dict[str, Any]:
         "round_before_weight": checked(validate.flag, "round_before_weight"),
         "gate_activation": checked(validate.activation, "gate_activation"),
         "gate_position": checked(validate.choice, "gate_position", ("pre", "post")),
-        "c": validate.length(function, c and c[0]),
+        "c": validate.parse_c(function, c and c[0]),
         "weight_offset": checked(validate.finite, "weight_offset") + 0.0,  # -0.0 equals 0.0
     }

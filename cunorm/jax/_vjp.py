@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
-from cunorm._core.validate import array_hint, of_type
+from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, replace_interned
@@ -46,7 +46,7 @@ class Norm:
                 if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
                     own = array.__jax_array__()
                     return self(params, (*arrays[:place], own, *arrays[place + 1 :]))
-                where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
+                where, got = f"{params[0]}: {op.inputs[place]}", describe_type(type(array))
                 hint = array_hint(params[0], op.inputs[place], array)
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array{hint}")
         try:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form
-from cunorm._core.validate import array_hint, of_type
+from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair, Tensors
@@ -105,7 +105,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
                 fix = "" if isinstance(array, Shapeless) else fix
                 raise ValueError(f"{function}: {name} {why}, expected a dense tensor{fix}")
         elif array is not None or name == "x":
-            got = of_type(type(array))
+            got = describe_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
 

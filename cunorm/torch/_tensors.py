@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
-from cunorm._core.validate import of_type
+from cunorm._core.validate import describe_type
 
 _DTYPES = frozenset(TORCH_DTYPES.values())
 _DEVICES = ("cpu", "cuda", "meta")  # of meta tensors operators return the shapes
@@ -46,7 +46,7 @@ def what_refuses(tensor: Any) -> str | None:
     """Return what is wrong with a tensor, as a predicate, None where nothing is."""
     kind = type(tensor)
     if not isinstance(tensor, torch.Tensor):
-        return f"is {of_type(kind)}"
+        return f"is {describe_type(kind)}"
     if not is_dense(tensor):
         what = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
         return "has no shape yet" if isinstance(tensor, Shapeless) else what
@@ -56,7 +56,7 @@ def what_refuses(tensor: Any) -> str | None:
         return f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
     is_known = issubclass(kind, _WRAPPERS) or (kind.__module__, kind.__name__) == _COLLECTIVE
     if not is_known and not has_plain_memory(kind):
-        return f"is {of_type(kind)}, which has operators of its own"
+        return f"is {describe_type(kind)}, which has operators of its own"
     return None
 
 

@@ -235,9 +235,9 @@ def test_headers_are_prepared_once_for_many_builds(tmp_path):
     makes = f'case "$*" in *c++-header*) echo made >> "{log}"; echo half > "$last"; exit;; esac'
     with separate_cache(tmp_path, f"{ANSWERS}{makes}\n{copies()}") as cache:
         for _ in range(2):
-            _pool.compile_at_once([], Device("cpu", 0), 1, lambda: None, with_headers=True)
+            _pool.compile_concurrently([], Device("cpu", 0), 1, lambda: None, with_headers=True)
             assert len([*cache.glob("headers-*.h.gch")]) == 1
-        _pool.compile_at_once([], Device("cpu", 0), 1, lambda: None)
+        _pool.compile_concurrently([], Device("cpu", 0), 1, lambda: None)
     assert log.read_text() == "made\n"
 
 

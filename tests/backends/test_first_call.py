@@ -95,7 +95,7 @@ def test_a_call_that_waits_for_a_compiler_says_what_for_once(tmp_path, patience,
 
 
 def test_the_line_names_the_kernels_and_warmup(patience, capsys):
-    _waiting.say([*builds_of_two()][:1])
+    _waiting.announce_compile([*builds_of_two()][:1])
     line = capsys.readouterr().err
     assert line.startswith("cunorm compiles row_norm_forward")
     assert "cunorm.warmup" in line

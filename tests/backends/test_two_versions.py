@@ -50,7 +50,7 @@ def test_the_name_of_what_libraries_share_depends_on_headers_and_compiler(monkey
         names.append(re.search("#define LIBRARIES (.*)", text)[1])
 
     monkeypatch.setattr(_compile, "_compile", compile_build)
-    monkeypatch.setattr(_compile, "is_whole", lambda target: False)
+    monkeypatch.setattr(_compile, "checksum_matches", lambda target: False)
     build = cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), RowShape(8, 8)).build
     _compile._compiled(build)
     changed = {

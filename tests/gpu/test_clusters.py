@@ -29,7 +29,7 @@ SIZES = {
     131072: (16, 16),
     262144: (16, 16),
 }
-LEAST_CAPABILITY = 90
+MIN_CAPABILITY = 90
 BY_DEFAULT = range(90, 110)  # capabilities whose plans have clusters by default
 
 
@@ -47,7 +47,7 @@ def sizes(*also: int) -> list[Any]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
     """Enable clusters; return a list that gets the build of each launch."""
     capability = int(OnCupy().cupy.cuda.Device().compute_capability)
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         pytest.skip(f"clusters need compute capability 9.0, this GPU is sm_{capability}")
     builds: list[KernelBuild] = []
     launch = _cuda.launch

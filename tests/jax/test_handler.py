@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import cunorm.jax
 from tests.support.gpus import limits_of
-from tests.support.internals import FLOAT32, MOST_SMS, Device, _dispatch, _driver
+from tests.support.internals import FLOAT32, MAX_SMS, Device, _dispatch, _driver
 from tests.support.jax_frames import (
     CONTEXT,
     Api,
@@ -101,7 +101,7 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
     assert "4 arguments and 2 results, expected 4 and 3" in api.errors[0]
 
 
-@pytest.mark.parametrize("sms", [1, 132, 188, MOST_SMS, 1000])
+@pytest.mark.parametrize("sms", [1, 132, 188, MAX_SMS, 1000])
 def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
     cuda = Device("cuda", 0)
     backward = Call.parse(calls(*ROWS)[1].text, cuda)
@@ -119,7 +119,7 @@ def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
 def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
     for called in calls(images, shape, shape[-1]):
         call = Call.parse(called.text, Device("cuda", 0))
-        for capability, sms in product(("75", "86", "90"), (1, 132, MOST_SMS)):
+        for capability, sms in product(("75", "86", "90"), (1, 132, MAX_SMS)):
             check_workspace(call, limits_of(capability, sm_count=sms))
 
 

@@ -34,7 +34,7 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
 from cunorm._core import memo as _memo
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch
-from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
+from cunorm._core.caps import MAX_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._core.memo import OnceMap
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
@@ -63,7 +63,7 @@ __all__ = [
     "FLOAT32",
     "FLOAT64",
     "GRID_LIMIT",
-    "MOST_SMS",
+    "MAX_SMS",
     "NONE",
     "ArgsWriter",
     "BackwardTypes",

@@ -52,7 +52,7 @@ def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Momen
         if len(operations) == len(found):
             return found
         left = [path for path in folder.iterdir() if not path.name.startswith(_files.TEMPORARY)]
-        assert all(map(_files.is_whole, left)), left
+        assert all(map(_files.checksum_matches, left)), left
         temporary = [path.name for path in folder.glob(f"{_files.TEMPORARY}*")]
         found.append(Moment(operations[len(found)], status, temporary))
         assert _status(check) == 0, found[-1]

@@ -114,7 +114,7 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_demo_inputs, "LARGEST", LARGEST)
     monkeypatch.setattr(_demo, "available_cores", lambda: 2)
-    load, compile_at_once = _compile._load, _demo_device.compile_at_once
+    load, compile_concurrently = _compile._load, _demo_device.compile_concurrently
     batches, loads, rows, headers = [], [], [], []
 
     def compile_batch(builds, *args, with_headers, **more):
@@ -122,9 +122,9 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
         assert len(loads) == sum(map(len, batches)), "a row has compiled what it needs"
         batches.append(builds)
         headers.append(with_headers)
-        return compile_at_once(builds, *args, **more)
+        return compile_concurrently(builds, *args, **more)
 
-    monkeypatch.setattr(_demo_device, "compile_at_once", compile_batch)
+    monkeypatch.setattr(_demo_device, "compile_concurrently", compile_batch)
     monkeypatch.setattr(_compile, "_load", lambda build: loads.append(build) or load(build))
     assert main(["demo", "--device", "cpu", "--input", small]) == 0
     rows.append(len(table(capsys.readouterr().out)))
@@ -142,7 +142,7 @@ def test_what_does_not_compile_is_an_error_without_a_usage_text(small, monkeypat
     def fail(*args, **more):
         raise RuntimeError("1 of 3 builds failed, the first of them: reason")
 
-    monkeypatch.setattr(_demo_device, "compile_at_once", fail)
+    monkeypatch.setattr(_demo_device, "compile_concurrently", fail)
     assert main(["demo", "--device", "cpu", "--input", small]) == 1
     assert capsys.readouterr().err == "1 of 3 builds failed, the first of them: reason\n"
 

@@ -17,8 +17,15 @@ from typing import NamedTuple
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import precompiled, waiting
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
-from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
-from cunorm._backends.cpu.processes import at_once
+from cunorm._backends.cpu.files import (
+    TEMPORARY,
+    append_checksum,
+    cache_folder,
+    checksum_matches,
+    digest,
+    temporary,
+)
+from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import short_waits
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
@@ -63,8 +70,10 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
     found = {build: loaded.get(build) for build in builds}
     missing = [build for build, entry in found.items() if entry is None]
     if missing:
-        calls, remark = [partial(library, one) for one in missing], partial(waiting.say, missing)
-        found.update(zip(missing, at_once(calls, waiting.PATIENCE, remark), strict=True))
+        calls = [partial(library, build) for build in missing]
+        announce = partial(waiting.announce_compile, missing)
+        entries = call_concurrently(calls, waiting.PATIENCE, announce)
+        found.update(zip(missing, entries, strict=True))
     return [entry for build in builds if (entry := found[build]) is not None]
 
 
@@ -153,7 +162,7 @@ def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple
     text = f"#define LIBRARIES cunorm_{digest(*made_by)}\n{_translation_unit(build)}"
     name = digest(text, *made_by)
     target = cache_folder() / f"{build.kernel}-{name}.so"
-    if is_whole(target):
+    if checksum_matches(target):
         return target, False
     _compile(build, cxx, options, text, target)
     return target, True
@@ -196,7 +205,7 @@ def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, tar
                 precompiled.give_up(headers)
         if answer.returncode != 0:
             raise _failure(build, answer)
-        seal(made)
+        append_checksum(made)
         made.replace(target)
 
 

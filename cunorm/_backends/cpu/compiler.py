@@ -20,7 +20,7 @@ from typing import NamedTuple
 from cunorm._backends.cpu import processes
 from cunorm._backends.cpu.files import digest, temporary
 
-_BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
+_REFUSAL_TTL = 24 * 60 * 60  # seconds; then a refused option is tried again
 _ANSWER_LIMIT = 60.0  # seconds, for --version
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
 # Messages of compilers that end, or whose children end, for want of memory or disk.
@@ -48,7 +48,7 @@ class Search(NamedTuple):
     """What a search for a compiler came to."""
 
     compiler: Compiler | None
-    silent: str  # that $CXX does not answer, the empty text where it does or is not set
+    cxx_problem: str  # that $CXX does not answer, the empty text where it does or is not set
     warnings: tuple[str, ...]  # of programs that are not used
 
 
@@ -59,9 +59,9 @@ def has_compiler() -> bool:
     """Whether there is a C++ compiler; warns, the first time, where there is none."""
     if compiler() is not None:
         return True
-    silent = f" ({search().silent})" if search().silent else ""
+    problem = f" ({search().cxx_problem})" if search().cxx_problem else ""
     _warn_once(
-        f"cunorm found no C++ compiler{silent}, so CPU arrays are normalised by the slow NumPy "
+        f"cunorm found no C++ compiler{problem}, so CPU arrays are normalised by the slow NumPy "
         "reference: install g++ or clang++, or point CXX at one"
     )
     return False
@@ -95,7 +95,7 @@ def forget() -> None:
 @cache
 def search() -> Search:
     """Find the first C++ compiler of $CXX, c++, g++, clang++ that answers."""
-    chosen, found, silent = _chosen(), None, ""
+    chosen, found, cxx_problem = _chosen(), None, ""
     remarks: list[str] = []
     for command in filter(None, (chosen, ["c++"], ["g++"], ["clang++"])):
         try:
@@ -108,10 +108,10 @@ def search() -> Search:
         if found is not None:
             break
         if command is chosen:
-            silent = f"CXX={os.environ['CXX']} does not answer"
-    if silent and found is not None and not remarks:
-        remarks.append(f"{silent}: cunorm compiles with {found.command[0]}")
-    return Search(found, silent, tuple(remarks))
+            cxx_problem = f"CXX={os.environ['CXX']} does not answer"
+    if cxx_problem and found is not None and not remarks:
+        remarks.append(f"{cxx_problem}: cunorm compiles with {found.command[0]}")
+    return Search(found, cxx_problem, tuple(remarks))
 
 
 def _answer(command: Sequence[str]) -> Compiler | None:
@@ -223,7 +223,7 @@ def _path(cxx: Compiler, options: Options, folder: Path) -> Path:
 def _read(path: Path) -> tuple[Options, ...]:
     """Return the groups that a file names, none if it is too old or not readable."""
     try:
-        if time.time() - path.stat().st_mtime > _BELIEVED:
+        if time.time() - path.stat().st_mtime > _REFUSAL_TTL:
             return ()
         named = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

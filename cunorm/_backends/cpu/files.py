@@ -21,13 +21,13 @@ def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
-def seal(path: Path) -> None:
+def append_checksum(path: Path) -> None:
     """Append a digest to a file: loaders of libraries do not read its end."""
     with path.open("r+b") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
-def is_whole(path: Path) -> bool:
+def checksum_matches(path: Path) -> bool:
     """Whether a file is there as it was sealed: a loader may crash on a damaged one."""
     try:
         data = path.read_bytes()

@@ -20,8 +20,8 @@ from cunorm._core.memo import on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
 _SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
-_WORTH_IT = 9  # which compile of a process begins to compile headers, too
-_LOW = 19  # its priority, as calls wait for other compilers, not for this
+_PCH_AFTER = 9  # which compile of a process begins to compile headers, too
+_NICE = 19  # its priority, as calls wait for other compilers, not for this
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
@@ -45,7 +45,7 @@ def options_for(cxx: Compiler, options: Options) -> Options:
 def prepare(cxx: Compiler, options: Options) -> None:
     """Compile headers now, unless they are there; whoever calls this has many builds to come."""
     if cxx.is_gcc and not (compiled := _path(cxx, options)).exists():
-        _compiles[compiled] = count(_WORTH_IT + 1)  # nobody else begins to
+        _compiles[compiled] = count(_PCH_AFTER + 1)  # nobody else begins to
         _make(compiled, [*cxx.command, *options], priority=0)
 
 
@@ -65,11 +65,11 @@ def _path(cxx: Compiler, options: Options) -> Path:
 
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
     """Begin to compile headers, once in a process, when enough kernels use them."""
-    if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
+    if next(_compiles.setdefault(path, count(1))) == _PCH_AFTER:
         Task(partial(_make, path, command)).begin()  # or not; kernels compile without them
 
 
-def _make(path: Path, command: Sequence[str], priority: int = _LOW) -> None:
+def _make(path: Path, command: Sequence[str], priority: int = _NICE) -> None:
     with temporary(path) as folder:
         source, made = folder / "headers.h", folder / "headers.h.gch"
         source.write_text(_text(), encoding="utf-8")

@@ -72,7 +72,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
 
 
-def ended_by(stop: Stop) -> None:
+def use_stop(stop: Stop) -> None:
     """Let `stop` end the compilers that this thread runs from now on."""
     _of_thread.stop = stop
 
@@ -135,7 +135,7 @@ class Task(Generic[T]):
 
     def run(self) -> None:
         before = getattr(_of_thread, "stop", None)
-        ended_by(self._ender)
+        use_stop(self._ender)
         self._has_begun = True
         try:
             if self._ender.is_set:
@@ -164,13 +164,13 @@ class Task(Generic[T]):
                 self.wait(patience)
 
 
-def at_once(
-    calls: Sequence[Callable[[], T]], patience: float, remark: Callable[[], object]
+def call_concurrently(
+    calls: Sequence[Callable[[], T]], patience: float, announce: Callable[[], object]
 ) -> list[T]:
-    """Return the results of calls that are made at the same time; raise the first's error.
+    """Return the results of calls that run in parallel; raise the first call's error.
 
-    They are made in threads, as no signal interrupts these: an interrupt finds each compiler known.
-    After so many seconds of patience, `remark` is called.
+    Each runs in a thread, which no signal interrupts, so an interrupt knows every compiler.
+    If they take longer than `patience` seconds, call `announce`.
     """
     stop, end = Stop(), time.monotonic() + patience
     tasks = [Task(call, stop) for call in calls]
@@ -179,7 +179,7 @@ def at_once(
             if not task.begin():
                 task.run()
         if not all(task.wait(max(0.0, end - time.monotonic())) for task in tasks):
-            remark()
+            announce()
         for task in tasks:
             while not task.wait(_SLICE):
                 pass

@@ -13,7 +13,7 @@ PATIENCE = 2.0  # seconds
 is_announced = Event()  # set also by who tells its user itself
 
 
-def say(builds: Sequence[KernelBuild]) -> None:
+def announce_compile(builds: Sequence[KernelBuild]) -> None:
     """Say what is compiled."""
     if is_announced.is_set() or sys.stderr is None:
         return

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.memo import on_clear
-from cunorm._core.validate import of_type
+from cunorm._core.validate import describe_type
 from cunorm.torch._replace.plan import Match, Plan, listed, short
 from cunorm.torch._replace.planned import Planned
 from cunorm.torch._replace.recipe import Pair, Recipe, float32_recipes, variants
@@ -50,7 +50,7 @@ def check_plain(module: Any) -> None:
         raise Unknown("its class has its own form of copies and pickles")
     for name, parameter in module._parameters.items():
         if parameter is not None and not has_plain_memory(type(parameter)):
-            raise Unknown(f"{name} is {of_type(type(parameter))}, not a plain Parameter")
+            raise Unknown(f"{name} is {describe_type(type(parameter))}, not a plain Parameter")
         if parameter is not None and parameter.dtype not in TORCH_DTYPES.values():
             raise Unknown(f"{name} is {parameter.dtype}")
 

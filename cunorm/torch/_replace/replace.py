@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cunorm._core.validate import flag, of_type
+from cunorm._core.validate import describe_type, flag
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.candidates import may_normalise, name_of
 from cunorm.torch._replace.probe import check_plain, probe
@@ -188,7 +188,7 @@ def restore_norms(model: Any) -> int:
 
 def _modules(function: str, model: Any) -> list[tuple[str, Any]]:
     if not isinstance(model, torch.nn.Module):
-        got = of_type(type(model))
+        got = describe_type(type(model))
         raise TypeError(f"{function}: model is {got}, expected a torch.nn.Module")
     return list(model.named_modules())
 
