@@ -49,9 +49,15 @@ def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
 
 
 @memoize(maxsize=1024)
-def _of_any_rows(*key: Hashable) -> "list[Executable]":
-    """Return the loaded calls that differ in their number of rows, one for each set of builds."""
+def rows_entry(spec: Hashable, *key: Hashable) -> list[Executable]:
+    """Return the planned calls that differ in their number of rows, one for each set of builds."""
     return []
+
+
+def clear_calls() -> None:
+    """Empty the caches of calls, which hold kernels."""
+    cache_entry.cache_clear()
+    rows_entry.cache_clear()
 
 
 def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
@@ -132,12 +138,11 @@ def _executable(
     pointers: list[int],
 ) -> "Executable":
     """Return what runs a call on arrays of one library."""
-    leading_axes = spec.leading_axes(arrays[op.x].ndim) if arrays[op.x].ndim else 0
-    key = leading_axes and _rows_key(op, adapter, arrays, pointers, leading_axes)
-    if not key:
+    key = _rows_key(op, spec, adapter, arrays, pointers)
+    if key is None:
         return _planned(op, spec, arrays, _views(op, spec, arrays))
-    shape = tuple(arrays[op.x].shape)
-    planned: list[Executable] = _of_any_rows(spec, adapter, leading_axes, *key)
+    planned: list[Executable] = rows_entry(spec, adapter, *key)
+    leading_axes, shape = key[0], tuple(arrays[op.x].shape)
     for executable in planned:
         resized = executable.resized(shape, leading_axes)
         if resized is not None:
@@ -149,21 +154,26 @@ def _executable(
 
 def _rows_key(
     op: OpDef[SpecT],
+    spec: SpecT,
     adapter: ArrayAdapter,
     arrays: tuple[Any, ...],
     pointers: list[int],
-    leading_axes: int,
 ) -> list[Any] | None:
     """Return what calls have in common that differ in their number of rows alone.
 
-    None where arrays are not in C order or do not fit together, where there is a workspace, and
-    where there are no two rows: one has no stride to the next.
+    Its first part is the number of axes that are rows. None where arrays are not in C order or do
+    not fit together, where there is a workspace, and where there are no two rows: one has no stride
+    to the next.
     """
-    shape = tuple(arrays[op.x].shape)
-    rows, row = shape[:leading_axes], shape[leading_axes:]
-    if arrays[-1] is not None or prod(rows) < 2:
+    x = arrays[op.x]
+    if x is None or not x.ndim or arrays[-1] is not None:
         return None
-    key: list[Any] = [row]
+    shape = tuple(x.shape)
+    leading_axes = spec.leading_axes(len(shape))
+    rows, row = shape[:leading_axes], shape[leading_axes:]
+    if not rows or prod(rows) < 2:
+        return None
+    key: list[Any] = [leading_axes, row]
     strides = contiguous_strides(shape)
     for array, pointer, kind in zip(arrays[:-1], pointers[:-1], op.kinds, strict=True):
         if array is None:

@@ -137,7 +137,7 @@ def _row_streamed() -> _Drawing:
 
 
 def _backward_sums() -> _Drawing:
-    d, launch = _Drawing(374), cuda_backward(BACKWARD, ROWS, 4, GPU)
+    d, launch = _Drawing(374), cuda_backward(BACKWARD, ROWS, 4, GPU).launch
     parts = launch.parts
     d.text(10, 22, f"*{ROWS.rows} rows of {ROWS.width} float32, {GPU.sm_count} multiprocessors")
     d.text(94, 44, f"{launch.grid} blocks walk rows", "middle")

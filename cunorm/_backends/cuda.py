@@ -31,7 +31,7 @@ _MIN_CUPY = (14, 1)
 _MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
 
 
-def launch(function: Any, planned: Launch, arguments: bytes, stream: int) -> None:
+def launch(planned: Launch, function: Any, arguments: bytes, stream: int) -> None:
     """Start a function of the current device, with the bytes of its one struct argument."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
@@ -223,7 +223,7 @@ class Launcher:
             filled = words[:]
             for word, slot in relocations:
                 filled[word] += pointers[slot]
-            launch(function, planned, filled.tobytes(), stream)
+            launch(planned, function, filled.tobytes(), stream)
         return None
 
 

@@ -66,11 +66,14 @@ def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     parameters = {n: kind.put(optional(n, SHAPE[-1], "float32")) for n in norm.parameters}
     forward = cunorm.layer_norm_forward(x, **parameters, residual=residual)
     statistics, stream = saved(norm, forward), forward.residual
-    options = parameters | statistics | {"d_residual": above}
-    grads = cunorm.layer_norm_backward(dy, stream, **options)
+    reads = parameters | statistics
+    grads = cunorm.layer_norm_backward(dy, stream, **reads, d_residual=above)
     used = {"x": x, "residual": residual, "y": forward.y, "residual_out": stream}
     of_grads = {name: getattr(grads, name) for name in ("dx", "dweight", "dbias")}
-    everything = used | parameters | statistics, {"x": stream, "dy": dy} | options | of_grads
+    everything = (
+        used | parameters | statistics,
+        {"x": stream, "dy": dy, "dresidual_out": above} | reads | of_grads,
+    )
     for launch, arrays in zip(calls, everything, strict=True):
         for name, array in arrays.items():
             assert getattr(launch, name).pointer == kind.address(array), name

@@ -175,16 +175,16 @@ def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
 
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
 def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, monkeypatch):
-    runner, loaded, call = _cpu.runner, [], call_of(name)
+    program, loaded, call = _cpu.Program, [], call_of(name)
 
     def clear_meanwhile(*arguments):
-        loaded.append(runner(*arguments))
+        loaded.append(program(*arguments))
         if len(loaded) == 1:
             described.clear_all()  # as another thread may at this point
         return loaded[-1]
 
     described.clear_all()
-    monkeypatch.setattr(_cpu, "runner", clear_meanwhile)
+    monkeypatch.setattr(_cpu, "Program", clear_meanwhile)
     for times in (1, 2, 2):
         call.make()
         assert len(loaded) == times

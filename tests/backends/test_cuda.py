@@ -15,7 +15,16 @@ import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Device, Features, KernelBuild, Launch, OnceMap, _cuda, _driver
+from tests.support.internals import (
+    Device,
+    Features,
+    KernelBuild,
+    Launch,
+    OnceMap,
+    _cuda,
+    _driver,
+    start,
+)
 
 pytestmark = pytest.mark.gpu
 software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
@@ -49,7 +58,7 @@ def cupy(monkeypatch):
 
 def launch(out, grid, block, device=0, stream=0, build=BUILD):
     arguments = struct.pack("<qqd", out.data.ptr, 5, 2.0)
-    _cuda.launch(Launch(build, grid, block), arguments, Device("cuda", device), stream)
+    start(Launch(build, grid, block), arguments, Device("cuda", device), stream)
 
 
 def expected(grid, block):
@@ -116,7 +125,7 @@ def test_a_launch_gives_a_block_its_shared_memory_and_no_more(cupy, monkeypatch,
     arguments = struct.pack("<qqd", out.data.ptr, last, 0.0)
     with nullcontext() if is_right else pytest.raises(RuntimeError, match="outside of the block's"):
         one = Launch(BUILD, 1, 1, shared=size)
-        _cuda.launch(one, arguments, Device("cuda", 0), 0)
+        start(one, arguments, Device("cuda", 0), 0)
         cupy.cuda.Device().synchronize()
         assert out.item() == 7
 

@@ -82,8 +82,8 @@ class Emulator:
         subprocess.run([*self.command, *numbers, *self.libraries], check=True)
         self.memory = bytearray(file.read_bytes()[:end])
 
-    def run_of(self, op: Any, spec: Any, plan: Any, caps: Any) -> Callable[[Any], None]:
-        """Return a function as `cpu_run` does."""
+    def loaded(self, op: Any, spec: Any, plan: Any, caps: Any) -> Any:
+        """Return kernels as `cpu_loaded` does."""
         lowered = plan.lower(caps, None)
         start = runner(lowered.calls(), op.array_count)
 
@@ -104,7 +104,7 @@ class Emulator:
                     begin, size = offsets[place], plan.specs[place].nbytes
                     ctypes.memmove(pointers[place], bytes(self.memory[begin : begin + size]), size)
 
-        return run
+        return _dispatch.Loaded(run)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function with all kernels compiled for ARM, and run in the emulator."""
@@ -112,7 +112,7 @@ class Emulator:
         with fresh_process(CUNORM_CACHE_DIR=self.folder / "cache", **environment) as patch:
             patch.setattr(_compile, "_opened", lambda path: path)
             patch.setattr(_compile, "entry_of", self.load)
-            patch.setattr(_dispatch, "cpu_run", self.run_of)
+            patch.setattr(_dispatch, "cpu_loaded", self.loaded)
             return function()
 
 

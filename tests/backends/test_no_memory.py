@@ -84,13 +84,13 @@ cunorm.set_num_threads(None)
 
 # So many parts that there is no memory for the sums of each.
 SUMS = """
-from tests.support.internals import ArgsWriter, KernelCall, Launch, _compile, _cpu
+from tests.support.internals import ArgsWriter, KernelCall, Launch, _compile, runner
 
 (build, *_) = _compile.loaded.values
 for work in 1, 1 << 20:
     call = KernelCall(Launch(build, 2, 1), ArgsWriter({}).finish(), work, parts=1 << 40)
     try:
-        _cpu.runner([call], 1)([0])
+        runner([call], 1)([0])
     except MemoryError as error:
         assert str(error).startswith("cunorm: there is no memory for the sums of"), error
     else:

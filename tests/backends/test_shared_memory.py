@@ -25,6 +25,7 @@ from tests.support.internals import (
     _cuda,
     cuda_backward,
     source_text,
+    start,
     workspace_size,
 )
 
@@ -113,7 +114,7 @@ def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
         probe = Launch(
             KernelBuild("probe", plan.build.macros), cluster, plan.block, shared=plan.shared
         )
-        _cuda.launch(probe, struct.pack("<q", out.data.ptr), Device("cuda", 0), 0)
+        start(probe, struct.pack("<q", out.data.ptr), Device("cuda", 0), 0)
         assert int(out.get()[0]) == plan.shared, plan
         seen.add((macros["STAGES"] > "0", macros["SUMS_IN_SHARED"]))
     assert len(seen) == 3

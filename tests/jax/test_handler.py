@@ -141,7 +141,7 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
         plan = plan_of(call)
         return replace(plan, lower=lambda *args: plan.lower(*args)._replace(workspace=1 << 32))
 
-    _dispatch.cache_entry.cache_clear()
+    _dispatch.clear_calls()
     monkeypatch.setattr(Call, "plan", property(plan))
     assert Frame(api, call.text, at[:5], at[5:]).handle(_handler.run_on_cuda)
     assert "a group norm has " in api.errors[0]
@@ -154,7 +154,7 @@ def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
     gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
     load = _handler._load_on_cuda
     monkeypatch.setattr(_handler, "_load_on_cuda", lambda *args: loads.append(args) or load(*args))
-    _dispatch.cache_entry.cache_clear()
+    _dispatch.clear_calls()
     x, weight = (draw(f"{place}", *spec) for place, spec in enumerate(call.inputs))
     room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
     found = []

@@ -194,7 +194,7 @@ def peaks_of(run):
     tracemalloc.start()
     peaks = []
     try:
-        for clear in (internals._dispatch.cache_entry.cache_clear, lambda: None):
+        for clear in (internals._dispatch.clear_calls, lambda: None):
             clear()
             internals._scratch._kept.clear()  # so that scratch memory is allocated
             before, _ = tracemalloc.get_traced_memory()

@@ -242,6 +242,7 @@ def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
     """Replace the cache of calls by an empty one, and return that."""
     cache = CallCache()
     monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
+    monkeypatch.setattr(internals._dispatch, "rows_entry", lru_cache()(lambda *key: []))
     return cache
 
 
@@ -266,16 +267,15 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     loaded = internals._dispatch._loaded
 
     def load_recorded(op: Any, *rest: Any) -> Any:
-        run = loaded(op, *rest)
-        outputs = ["residual_out" if name == "residual" else name for name in op.outputs]
-        names = (*op.inputs, *outputs, "workspace")
+        ready = loaded(op, *rest)
+        names = (*(slot.name for slot in op.input_slots + op.result_slots), "workspace")
 
         def run_recorded(pointers: Any) -> None:
             arrays = [SimpleNamespace(pointer=pointer) if pointer else None for pointer in pointers]
             launches.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
-            run(pointers)
+            ready.run(pointers)
 
-        return run_recorded
+        return ready._replace(run=run_recorded, resized=lambda rows: None)
 
     empty_call_cache(monkeypatch)
     monkeypatch.setattr(internals._dispatch, "_loaded", load_recorded)

@@ -20,11 +20,11 @@ from cunorm._backends import cpu as _scratch
 from cunorm._backends import cuda as _cuda
 from cunorm._backends import driver as _driver
 from cunorm._backends import pool as _pool
+from cunorm._backends.cpu import Program
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import files as _files
 from cunorm._backends.cpu import processes as _processes
-from cunorm._backends.cpu import runner
 from cunorm._backends.cpu import threads as _caches
 from cunorm._backends.cpu import threads as _threads
 from cunorm._backends.cpu import waiting as _waiting
@@ -33,7 +33,7 @@ from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
 from cunorm._core import memo as _memo
-from cunorm._core.build import ArgsWriter, KernelBuild, Launch
+from cunorm._core.build import ArgsWriter, KernelArgs, KernelBuild, Launch
 from cunorm._core.caps import MAX_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._core.memo import OnceMap
@@ -46,16 +46,19 @@ from cunorm._demo import inputs as _demo_inputs
 from cunorm._demo import plot as _demo_plot
 from cunorm._demo.operators import operators, worst_error
 from cunorm._group_norm import schedule as _group_plan
+from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
 from cunorm._group_norm.layout import Samples
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
 from cunorm._row_norm import launches as _cpu_plan
 from cunorm._row_norm import launches as _cuda_plan
+from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
-from cunorm._row_norm.launches import cuda_backward, cuda_forward
-from cunorm._row_norm.plan import workspace_bound
+from cunorm._row_norm.lower import workspace_bound
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 
 __all__ = [
     "ACTIVATIONS",
@@ -65,6 +68,7 @@ __all__ = [
     "GRID_LIMIT",
     "MAX_SMS",
     "NONE",
+    "SCALARS",
     "ArgsWriter",
     "BackwardTypes",
     "CpuCaps",
@@ -131,16 +135,54 @@ __all__ = [
     "read_capsule",
     "runner",
     "source_text",
+    "start",
     "thread_count",
     "view_at",
     "workspace_size",
     "worst_error",
 ]
 
-cpu_forward, cpu_launch = (
-    partial(plan, caps=CpuCaps(last_cache_bytes=32 << 20))
-    for plan in (_cpu_plan.cpu_forward, _cpu_plan.cpu_launch)
-)
+# Of each operator, scalars as a public function gives them.
+SCALARS = {
+    op.name: (op, scalars)
+    for op, scalars in (
+        (ROW_FORWARD, _row_spec.forward_scalars("rms_norm", _row_spec.RowOptions(-1, 1))),
+        (ROW_BACKWARD, _row_spec.backward_scalars("rms_norm", _row_spec.RowOptions(-1, 1))),
+        (GROUP_FORWARD, _group_spec.forward_scalars("group_norm", 2, None, -1)),
+        (GROUP_BACKWARD, _group_spec.backward_scalars("group_norm", 2, None, -1)),
+    )
+}
+_CPU = CpuCaps(last_cache_bytes=32 << 20)
+
+
+def cpu_launch(types, shape):
+    """Return a launch on a CPU, and the parts of each row that threads share."""
+    planned = _cpu_plan.cpu_launch(types, shape, _CPU)
+    return planned.launch, planned.row_parts
+
+
+def cpu_forward(types, shape):
+    return cpu_launch(types, shape)[0]
+
+
+def cuda_forward(*arguments):
+    return _cuda_plan.cuda_forward(*arguments).launch
+
+
+def cuda_backward(*arguments):
+    return _cuda_plan.cuda_backward(*arguments).launch
+
+
+def runner(calls, array_count):
+    return Program(calls, array_count).run()
+
+
+def start(launch, arguments, device, stream):
+    """Start a kernel with the bytes of its arguments."""
+    call = KernelCall(launch, KernelArgs(arguments, ()))
+    _cuda.Launcher.of([call], device)([], stream)
+
+
 cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
 
 

@@ -26,7 +26,7 @@ def use(level: str) -> None:
         return
     _stored[_current] = _compile.loaded
     _compile.loaded = _stored.get(level) or OnceMap()
-    _dispatch.cache_entry.cache_clear()  # its calls hold kernels of the former level
+    _dispatch.clear_calls()  # its calls hold kernels of the former level
     _current = level
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is the shipped level
 

@@ -67,7 +67,7 @@ def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
 
 def _forget() -> None:
     _compile._stand_ins.cache_clear()
-    _dispatch.cache_entry.cache_clear()  # its calls hold kernels
+    _dispatch.clear_calls()  # its calls hold kernels
 
 
 def edited(folder: Path, edits: Edits) -> Path:

@@ -204,13 +204,13 @@ def test_demo_fails_where_a_kernel_is_wrong(op, count, small, monkeypatch, capsy
     empty_call_cache(monkeypatch)
 
     def load(wrong, spec, plan, *rest):
-        run, place = loaded(wrong, spec, plan, *rest), wrong.first_output
+        ready, slot = loaded(wrong, spec, plan, *rest), wrong.first_output
 
         def run_and_spoil(pointers):  # y, or dx
-            run(pointers)
-            view_at(pointers[place], plan.specs[place])[-1] *= 1.1
+            ready.run(pointers)
+            view_at(pointers[slot], plan.specs[slot])[-1] *= 1.1
 
-        return run_and_spoil if wrong.name == op else run
+        return ready._replace(run=run_and_spoil) if wrong.name == op else ready
 
     monkeypatch.setattr(_dispatch, "_loaded", load)
     assert main(["demo", "--device", "cpu", "--input", small]) == 1

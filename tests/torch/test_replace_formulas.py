@@ -74,9 +74,9 @@ SOME = random.Random(0).sample(FORMULAS, 12)
 @pytest.fixture
 def by_oracle(monkeypatch):
     monkeypatch.setattr(_dispatch, "has_compiler", lambda: False)
-    _dispatch.cache_entry.cache_clear()
+    _dispatch.clear_calls()
     yield
-    _dispatch.cache_entry.cache_clear()
+    _dispatch.clear_calls()
 
 
 def check_formula(formula, monkeypatch):
