@@ -173,24 +173,24 @@ def _rows_key(
     rows, row = shape[:leading_axes], shape[leading_axes:]
     if not rows or prod(rows) < 2:
         return None
-    key: list[Any] = [leading_axes, row]
     strides = contiguous_strides(shape)
+    of_kind = {Kind.LIKE_X: (shape, strides), Kind.PARAMETER: (row, strides[leading_axes:])}
+    has_single = 1 in shape  # axes of one element, along which a stride may be any
+    key: list[Any] = [leading_axes, row]
     for array, pointer, kind in zip(arrays[:-1], pointers[:-1], op.kinds, strict=True):
         if array is None:
             key.append(None)
             continue
-        found, rest = tuple(array.shape), ()
-        if kind is Kind.LIKE_X:
-            expected, expected_strides = shape, strides
-        elif kind is Kind.PARAMETER:
-            expected, expected_strides = row, strides[leading_axes:]
-        else:
-            rest = found[leading_axes:]
-            expected, expected_strides = (*rows, *rest), contiguous_strides(found)
-        memory = adapter.contiguous_memory(array, expected_strides) if found == expected else None
-        if memory is None:
+        if kind not in of_kind:
+            groups = tuple(array.shape[leading_axes:])
+            of_kind[kind] = (*rows, *groups), contiguous_strides((*rows, *groups))
+            key.append(groups)
+        expected, expected_strides = of_kind[kind]
+        if array.shape != expected or not adapter.is_contiguous(array):
             return None
-        key.append((memory, rest, pointer & 15))
+        if has_single and adapter.strides(array) != expected_strides:
+            return None
+        key.append((adapter.memory_type(array), pointer & 15))
     return key
 
 

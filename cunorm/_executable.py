@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from cunorm._arrays.cupy import stream_after_all
 from cunorm._arrays.registry import view_workspace
 from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
-from cunorm._core.plan import OpDef, OutputSpec, Plan
+from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import (
     ArrayView,
     Shape,
@@ -38,6 +37,11 @@ class Loaded(NamedTuple):
     resized: Callable[[int], Run | None] = lambda rows: None
 
 
+# An output's slot and allocator, the slot of the array that this is given, whether that array has
+# the output's spec, and the spec.
+_Allocation = tuple[int, Callable[[Any], Any], int, bool, TensorSpec]
+
+
 class Executable:
     """A loaded plan: it runs on any arrays of the same signature."""
 
@@ -59,11 +63,7 @@ class Executable:
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
         self._pointer = self._adapter.pointer
-        models = [
-            None if view is None or view.adapter is not self._adapter or view.is_new else view.spec
-            for view in views[:-1]  # the workspace's spec is that of bytes
-        ]
-        self._allocations = [self._allocation(models, *output) for output in plan.outputs]
+        self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
@@ -74,7 +74,7 @@ class Executable:
             self._last_checked = pointers[:]
         copies = self._copies(arrays, pointers) if self._copied else None
         slots = [*arrays]
-        for slot, allocate, model in self._allocations:
+        for slot, allocate, model, *_ in self._allocations:
             array = slots[slot] = allocate(arrays[model])
             pointers[slot] = self._pointer(array)
         if self._run is not None:
@@ -128,44 +128,51 @@ class Executable:
         run = self._loaded and self._loaded.resized(prod(x_shape[:leading_axes]))
         if run is None or self._copied:
             return None
-        strides = contiguous_strides(x_shape)
+        adapter, rows, strides = self._adapter, x_shape[:leading_axes], contiguous_strides(x_shape)
 
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
             if kind is Kind.PARAMETER:
                 return spec
             if kind is Kind.LIKE_X:
                 return TensorSpec(x_shape, strides, spec.dtype, spec.device)
-            shape = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
-            return contiguous(shape, spec.dtype, spec.device)
+            return contiguous((*rows, *spec.shape[leading_axes:]), spec.dtype, spec.device)
 
-        another = copy(self)
-        another._run, another._last_checked = run, []
-        another._outputs = tuple(
-            OutputSpec(slot, of_rows(spec, self._kinds[slot])) for slot, spec in self._outputs
-        )
-        specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
-        given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
-        another._allocations = [
-            old if self._kinds[output.slot] is Kind.PARAMETER else self._allocation(given, *output)
-            for old, output in zip(self._allocations, another._outputs, strict=True)
-        ]
+        another = object.__new__(Executable)
+        another.__dict__.update(self.__dict__)
+        another._run, another._last_checked, another._allocations = run, [], []
+        statistic = None  # mean and rstd are allocated alike
+        for allocation in self._allocations:
+            slot, allocate, model, has_model, spec = allocation
+            kind = self._kinds[slot]
+            if kind is Kind.STATISTIC and statistic is not None:
+                allocate = statistic
+            elif not (kind is Kind.PARAMETER or (has_model and adapter.allocates_like)):
+                allocate = adapter.allocator(of_rows(spec, kind), has_model=has_model)
+            if kind is Kind.STATISTIC:
+                statistic = allocate
+            another._allocations.append((slot, allocate, model, has_model, spec))
         if self._has_given:
+            specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
+            given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
             another._overlaps = self._overlaps.of_specs((*given, None))
         return another
 
-    def _allocation(
-        self, models: Sequence[TensorSpec | None], slot: int, spec: TensorSpec
-    ) -> tuple[int, Callable[[Any], Any], int]:
-        """Return the slot of an output, its allocator, and the slot of the array to give that.
+    def _allocation(self, views: Views, slot: int, spec: TensorSpec) -> _Allocation:
+        """Return how to allocate an output: like another array, where one has the same spec.
 
-        It is quicker to allocate like another array, where one of its kind has the same spec.
+        That is quicker. Both are of one kind: other rows change them alike.
         """
-        kind = self._kinds[slot]
-        equal = (n for n, one in enumerate(models) if one == spec and self._kinds[n] is kind)
-        model = next(equal, None)
+        kind, adapter = self._kinds[slot], self._adapter
+        models = (
+            model
+            for model, (view, kind_of_model) in enumerate(zip(views, self._kinds, strict=True))
+            if view and view.spec == spec and kind_of_model is kind
+            if view.adapter is adapter and not view.is_new
+        )
+        model = next(models, None)
         with _naming(self._overlaps.function, spec):
-            allocate = self._adapter.allocator(spec, has_model=model is not None)
-        return slot, allocate, model or 0
+            allocate = adapter.allocator(spec, has_model=model is not None)
+        return slot, allocate, model or 0, model is not None, spec
 
 
 @contextmanager

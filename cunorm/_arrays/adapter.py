@@ -2,7 +2,7 @@
 """The interface of an adapter to an array library."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ class ArrayAdapter(ABC):
 
     name: str
     pointer: Any = None  # a function of an array that has a signature: returns its address
+    allocates_like = False  # allocators take the shape of a model
     dispatches_itself = False  # `dispatch` makes some
 
     @abstractmethod
@@ -47,8 +48,18 @@ class ArrayAdapter(ABC):
         """
         return None
 
-    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
-        """Return dtype and device of an array that has a signature, if it has these strides."""
+    # Of an array that has a signature:
+
+    def is_contiguous(self, array: Any) -> bool:
+        """Whether it is in C order."""
+        return False
+
+    def strides(self, array: Any) -> tuple[int, ...] | None:
+        """Return its strides in elements."""
+        return None
+
+    def memory_type(self, array: Any) -> Hashable:
+        """Return its dtype and device."""
         return None
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:

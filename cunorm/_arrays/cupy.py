@@ -2,7 +2,7 @@
 """CuPy arrays, and what CuPy does for the frameworks that have no CUDA calls of their own."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -70,10 +70,14 @@ class CupyAdapter(ArrayAdapter):
             key_parts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
         return key_parts, pointers
 
-    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
-        itemsize = array.itemsize
-        expected = tuple([stride * itemsize for stride in strides])
-        return (array.dtype, array.data.device_id) if array.strides == expected else None
+    def is_contiguous(self, array: Any) -> bool:
+        return array.flags.c_contiguous  # type: ignore[no-any-return]
+
+    def strides(self, array: Any) -> tuple[int, ...] | None:
+        return tensor.in_elements(array.strides, array.itemsize)
+
+    def memory_type(self, array: Any) -> Hashable:
+        return (array.dtype, array.data.device_id)
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:

@@ -3,7 +3,7 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class NumpyAdapter(ArrayAdapter):
     """NumPy: host memory, bfloat16 as ``ml_dtypes.bfloat16``; of subclasses the memory alone."""
 
     name = "numpy"
+    allocates_like = True
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -89,10 +90,14 @@ class NumpyAdapter(ArrayAdapter):
             key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return key_parts, pointers
 
-    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
-        itemsize = array.itemsize
-        expected = tuple([stride * itemsize for stride in strides])
-        return array.dtype if array.strides == expected else None
+    def is_contiguous(self, array: Any) -> bool:
+        return array.flags.c_contiguous  # type: ignore[no-any-return]
+
+    def strides(self, array: Any) -> tuple[int, ...] | None:
+        return tensor.in_elements(array.strides, array.itemsize)
+
+    def memory_type(self, array: Any) -> Hashable:
+        return array.dtype  # type: ignore[no-any-return]
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:

@@ -4,7 +4,7 @@
 Attributes are read one by one: together they cost a tenth of what ``__dlpack__`` does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ class TorchAdapter(ArrayAdapter):
     """PyTorch: its allocator makes the outputs, ordered on its current stream."""
 
     name = "torch"
+    allocates_like = True
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -107,8 +108,14 @@ class TorchAdapter(ArrayAdapter):
             return None
         return key_parts, pointers
 
-    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
-        return (array.dtype, array.get_device()) if array.stride() == strides else None
+    def is_contiguous(self, array: Any) -> bool:
+        return array.is_contiguous()  # type: ignore[no-any-return]
+
+    def strides(self, array: Any) -> tuple[int, ...] | None:
+        return array.stride()  # type: ignore[no-any-return]
+
+    def memory_type(self, array: Any) -> Hashable:
+        return (array.dtype, array.get_device())
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if has_model:

@@ -22,19 +22,20 @@ class OverlapCheck:
     ) -> None:
         self.function, self.names, self.specs = function, names, specs
         self._first_output, self._aliases = first_output, aliases
-        extents = [None if spec is None else _extent(spec) for spec in specs]
+        given = [
+            (slot, spec, *_extent(spec))
+            for slot, spec in enumerate(specs)
+            if spec is not None and 0 not in spec.shape
+        ]
+        outputs_first = sorted(given, key=lambda one: one[0] < first_output)
         # The slots and specs of two arrays, and the bounds of the difference of their addresses
         # between which they may meet.
-        self._pairs = []
-        for output in range(first_output, len(specs)):
-            for other in (*range(first_output, output), *range(first_output)):
-                a, b = specs[output], specs[other]
-                extent, other_extent = extents[output], extents[other]
-                if a is None or b is None or extent is None or other_extent is None:
-                    continue
-                if a.device == b.device and 0 not in a.shape and 0 not in b.shape:
-                    least, most = other_extent[0] - extent[1], other_extent[1] - extent[0]
-                    self._pairs.append((output, other, a, b, least, most))
+        self._pairs = [
+            (output, other, a, b, other_low - high, other_high - low)
+            for output, a, low, high in given
+            for other, b, other_low, other_high in outputs_first
+            if other < output and output >= first_output and a.device == b.device
+        ]
 
     def of_specs(self, specs: OptionalSpecs) -> "OverlapCheck":
         """Return the check for arrays of other specs."""
@@ -70,7 +71,12 @@ def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
 
 def _extent(spec: TensorSpec) -> tuple[int, int]:
     """Return where the first byte lies, and the end of the last one, from the first element."""
-    steps = [stride * (size - 1) for size, stride in zip(spec.shape, spec.strides, strict=True)]
-    lowest = sum(step for step in steps if step < 0)
-    highest = sum(step for step in steps if step > 0) + 1
-    return lowest * spec.dtype.itemsize, highest * spec.dtype.itemsize
+    lowest, highest = 0, 1
+    for stride, size in zip(spec.strides, spec.shape, strict=True):
+        step = stride * (size - 1)
+        if step < 0:
+            lowest += step
+        else:
+            highest += step
+    itemsize = spec.dtype.itemsize
+    return lowest * itemsize, highest * itemsize

@@ -2,7 +2,7 @@
 """Launch plans of the row norms, on a GPU and on a CPU."""
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool, streaming_stores
@@ -29,10 +29,11 @@ class RowLaunch(NamedTuple):
     """A launch, and how it follows from the number of rows."""
 
     launch: Launch
-    parts_of: Callable[[int], int]  # the runs of rows into which so many rows are cut
+    # Returns the runs of rows into which so many rows are cut, and the macros that follow from
+    # their number: another number of rows with the same macros has the same build.
+    cut: Callable[[int], tuple[int, Macros]]
     blocks_per_part: int
     row_parts: int = 0  # of each row, if a CPU's threads share rows
-    build_of: Callable[[int], Hashable] = lambda rows: None  # equal where the build is the same
 
 
 def cuda_forward(
@@ -50,12 +51,13 @@ def cuda_forward(
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(shape.width, shape.groups, access, axes)
 
-    def parts_of(rows: int) -> int:
-        return min(-(-rows // team.rows_per_block), max_parts)
+    def cut(rows: int) -> tuple[int, Macros]:
+        return min(-(-rows // rows_per_block), max_parts), ()
 
-    grid = parts_of(shape.rows) * blocks_per_part
+    rows_per_block = team.rows_per_block
+    grid = cut(shape.rows)[0] * blocks_per_part
     launch = Launch(KernelBuild("row_norm_forward", macros), grid, team.threads)
-    return RowLaunch(launch, parts_of, blocks_per_part)
+    return RowLaunch(launch, cut, blocks_per_part)
 
 
 def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
@@ -92,16 +94,17 @@ def cuda_backward(
     blocks_per_part = shape.groups * team.cluster
     max_parts = max(1, min(blocks, gpu.sm_count * team.blocks_per_sm // blocks_per_part))
 
-    def parts_of(rows: int) -> int:
-        return min(-(-rows // team.rows_per_block), max_parts)
+    def cut(rows: int) -> tuple[int, Macros]:
+        return min(-(-rows // rows_per_block), max_parts), ()
 
+    rows_per_block = team.rows_per_block
     macros = (
         *types.macros(),
         *team.macros(shape.width, shape.groups, access, axes),
         ("STAGES", str(memory.stages)),
         ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
     )
-    parts = parts_of(shape.rows)
+    parts, _ = cut(shape.rows)
     launch = Launch(
         KernelBuild("row_norm_backward", macros),
         parts * blocks_per_part,
@@ -110,7 +113,7 @@ def cuda_backward(
         shape.sums_pitch(twice=shape.width > team.chunk and not memory.sums),
         memory.bytes,
     )
-    return RowLaunch(launch, parts_of, blocks_per_part)
+    return RowLaunch(launch, cut, blocks_per_part)
 
 
 class _SharedMemory(NamedTuple):
@@ -205,31 +208,33 @@ def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     begins_with_pack = is_forward and types.formula.center
 
     def unshared_parts_of(rows: int) -> int:
-        return cpu_sums(shape._replace(rows=rows)) if has_sums else min(rows, _CPU_BLOCKS)
+        if not has_sums:
+            return min(rows, _CPU_BLOCKS)
+        are_many = rows > CPU_SHARED_ROWS
+        return _sums_of(rows) if are_many else cpu_sums(shape._replace(rows=rows))
 
     def row_parts_of(rows: int) -> int:
+        if rows > CPU_SHARED_ROWS:
+            return 0
         blocks = unshared_parts_of(rows) * shape.groups
         return cpu_row_parts(shape._replace(rows=rows), blocks, begins_with_pack=begins_with_pack)
 
-    def parts_of(rows: int) -> int:
-        if not row_parts_of(rows):
-            return unshared_parts_of(rows)
-        return rows if is_forward else 1
+    def cut(rows: int) -> tuple[int, Macros]:
+        elements = rows * row_width
+        macros = stores.macros if elements >= stores.least_elements else ()
+        if elements >= own.long_elements:
+            macros += (("LONG_PASSES", "true"),)
+        if row_parts_of(rows):
+            return rows if is_forward else 1, (*macros, ("SHARED_ROWS", "true"))
+        return unshared_parts_of(rows), macros
 
-    def macros_of(rows: int) -> Macros:
-        elements = rows * shape.row_width
-        return (
-            *stores.at(elements),
-            *((("LONG_PASSES", "true"),) if elements >= own.long_elements else ()),
-            *((("SHARED_ROWS", "true"),) if row_parts_of(rows) else ()),
-        )
-
-    rows = shape.rows if is_forward else shape.not_empty().rows
-    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1) + own.macros
-    build, parts = KernelBuild(kernel, macros + macros_of(rows)), parts_of(rows)
+    rows, row_width = shape.rows if is_forward else shape.not_empty().rows, shape.row_width
+    parts, macros = cut(rows)
+    macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
     pitch = 0 if is_forward else shape.sums_pitch(twice=True)
-    launch = Launch(build, parts * shape.groups, 1, 0 if is_forward else parts, pitch)
-    return RowLaunch(launch, parts_of, shape.groups, row_parts_of(rows), macros_of)
+    sums = (0 if is_forward else parts, pitch)
+    launch = Launch(KernelBuild(kernel, macros), parts * shape.groups, 1, *sums)
+    return RowLaunch(launch, cut, shape.groups, row_parts_of(rows))
 
 
 def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
@@ -290,7 +295,11 @@ def cpu_sums(shape: RowShape) -> int:
 
     Rows that threads share have one.
     """
-    enough_to_share = min(shape.rows, max(_FEWEST_SUMS, min(32, shape.rows // 32)))
-    sums = max(enough_to_share, -(-shape.rows // 256))
+    sums = _sums_of(shape.rows)
     are_shared = cpu_row_parts(shape, sums * shape.groups, begins_with_pack=False)
     return 1 if are_shared else sums
+
+
+def _sums_of(rows: int) -> int:
+    enough_to_share = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
+    return max(enough_to_share, -(-rows // 256))

@@ -41,22 +41,20 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
         sizes = (parts, pitch, shape.row_width)
         calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps))
 
-    def build_of(rows: int) -> object:
-        takes_one_part = params.outputs and planned.parts_of(rows) == 1
-        return planned.build_of(rows), takes_one_part
-
     def sizes_of(rows: int) -> Sizes | None:
-        if build_of(rows) != own_build:
+        parts, macros = planned.cut(rows)
+        if macros != own_macros or (params.outputs and (parts == 1) != (own_parts == 1)):
             return None
-        parts = planned.parts_of(rows)
-        offsets = [one for one in kernel.sums(parts * pitch) if one is not None]
-        grid, elements = parts * planned.blocks_per_part, rows * shape.row_width
+        elements, sums_size = rows * row_width, parts * pitch
+        offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
+        grid = parts * planned.blocks_per_part
         found = [CallSize(grid, elements, (*offsets, rows))]
         if params.outputs:
-            of_params = (*offsets, parts)
-            found.append(CallSize(calls[1].launch.grid, parts * shape.row_width, of_params))
-        return Sizes(params.outputs * parts * pitch * types.compute.itemsize, found)
+            own_grid = calls[1].launch.grid
+            found.append(CallSize(own_grid, parts * row_width, (*offsets, parts)))
+        return Sizes(params.outputs * sums_size * itemsize, found)
 
-    own_build = build_of(shape.rows) if shape.rows else None
+    row_width, itemsize = shape.row_width, types.compute.itemsize
+    own_parts, own_macros = planned.cut(shape.not_empty().rows)
     size = params.outputs * launch.sums_size * types.compute.itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)

@@ -2,7 +2,7 @@
 """The CPU backend: the machine's C++ compiler compiles the kernels, which run on all cores."""
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -53,20 +53,19 @@ class Program:
 
     def run_of(self, sizes: Sequence[CallSize]) -> Run:
         """Return a function that runs them for another number of rows."""
-        listed, task = bytearray(self._listed), _LIST.size
-        for size, offsets in zip(sizes, self._sized, strict=True):
-            _INTEGER.pack_into(listed, task + _WORD, size.grid)
-            for offset, word in zip(offsets, size.words, strict=True):
+        listed, grid_at = bytearray(self._listed), _LIST.size + _WORD
+        for (grid, _, words), offsets in zip(sizes, self._sized, strict=True):
+            _INTEGER.pack_into(listed, grid_at, grid)
+            for offset, word in zip(offsets, words, strict=True):
                 _INTEGER.pack_into(listed, offset, word)
-            task += _TASK.size
+            grid_at += _TASK.size
         return self._run(bytes(listed), [(size.work, size.grid) for size in sizes])
 
-    def _run(self, listed: bytes, loads: Iterable[tuple[int, int]]) -> Run:
-        run, pack = self._kernels, self._pack
-        most = max(
-            1 if work <= _SERIAL_WORK else call.parts or grid
-            for call, (work, grid) in zip(self._calls, loads, strict=True)
-        )
+    def _run(self, listed: bytes, loads: list[tuple[int, int]]) -> Run:
+        run, pack, most = self._kernels, self._pack, 1
+        for call, (work, grid) in zip(self._calls, loads, strict=True):
+            if work > _SERIAL_WORK:
+                most = max(most, call.parts or grid)
         if most > 1:
             return lambda pointers: (
                 run(listed, pack(*pointers), min(thread_count(), most)) and _no_memory()
