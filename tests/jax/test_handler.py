@@ -109,7 +109,8 @@ def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
         for width in (8, 1024, 5000, 70000):
             shapes = ((count, width), (count,), (width,))
             x, statistic, row = (contiguous(shape, FLOAT32, cuda) for shape in shapes)
-            call = backward._replace(inputs=(x, x, statistic, None, None, None, row, None))
+            arrays = {"dy": x, "x": x, "rstd": statistic, "weight": row}
+            call = backward._replace(inputs=tuple(map(arrays.get, backward.op.inputs)))
             check_workspace(call, limits_of("90", sm_count=sms))
 
 
@@ -185,8 +186,8 @@ TEXT = calls(*ROWS, platform="cpu")[0].text
     ("text", "counts", "message"),
     [
         ("no text", (2, 2), "JSONDecodeError"),
-        (TEXT.replace('"version": 3', '"version": 99'), (2, 2), "text version 99, expected 3"),
-        (f"[2, {TEXT[1:]}".replace('"version": 3, ', ""), (2, 2), "text version None, expected 3"),
+        (TEXT.replace('"version": 4', '"version": 99'), (2, 2), "text version 99, expected 4"),
+        (f"[2, {TEXT[1:]}".replace('"version": 4, ', ""), (2, 2), "text version None, expected 4"),
         (TEXT.replace("[[32]", "[[6, 32]"), (2, 2), "weight has shape (6, 32)"),
         (TEXT, (1, 2), "XLA gives 1 arguments and 2 results, expected 2 and 2"),
         (TEXT, (2, 1), "XLA gives 2 arguments and 1 results, expected 2 and 2"),

@@ -260,7 +260,7 @@ def test_kernels_get_the_callers_own_memory(name, mode, monkeypatch):
     for key in {"weight", "bias", "gate"} & recorded.operands.keys():
         read |= {key: recorded.operands[key], f"d{key}": gradients[key]}
     if len(recorded.results) > 1:
-        expected["residual_out"], read["d_residual"] = recorded.results[1], recorded.arriving[1]
+        expected["residual_out"], read["dresidual_out"] = recorded.results[1], recorded.arriving[1]
     for call, arrays in ((there, expected), (back, read)):
         for key, one in arrays.items():
             assert getattr(call, key).pointer == one.data_ptr(), key

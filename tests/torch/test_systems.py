@@ -40,13 +40,13 @@ print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("change", [("3", "2"), ('"version": 3, ', "")])
+@pytest.mark.parametrize("change", [("4", "2"), ('"version": 4, ', "")])
 def test_an_operator_refuses_a_text_that_another_version_of_cunorm_compiled(change):
     text = forward_text("group_norm", "group_norm", 2, None, 1, 1e-5, None)
     run, x = torch.ops.cunorm.group_norm_forward, torch.ones(2, 4)
-    assert text.startswith('{"version": 3, ')
+    assert text.startswith('{"version": 4, ')
     run(x, None, None, text)
-    with pytest.raises(ValueError, match=r"of text version (2|None), expected 3: compile it again"):
+    with pytest.raises(ValueError, match=r"of text version (2|None), expected 4: compile it again"):
         run(x, None, None, text.replace(*change, 1))
 
 
