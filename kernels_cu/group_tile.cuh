@@ -120,7 +120,8 @@ struct Tile {
         ItemSums<B> recent[count];
         for_each_pack([&](PackAt at) { add(at, recent); }, first, run);
         unrolled<count>([&](int value) {
-          unrolled<B::pack>([&](int i) { sums[value].sums.item[i] += recent[value].sums.item[i]; });
+          unrolled<B::pack>(
+              [&](int i) { sums[value].values.item[i] += recent[value].values.item[i]; });
         });
       }
     else
@@ -128,9 +129,9 @@ struct Tile {
     Pack<ChannelItems<B>, count> found;
     unrolled<count>([&](int i) {
       if constexpr (B::channels_last)
-        found.item[i] = sums[i].sums;
+        found.item[i] = sums[i].values;
       else
-        found.item[i].item[0] = sums[i].total();
+        found.item[i].item[0] = sums[i].result();
     });
     return found;
   }

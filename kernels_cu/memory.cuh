@@ -7,6 +7,7 @@
 // CPU build replaces this file: there a pack may be cut by the end of the row.
 #pragma once
 #include "items.cuh"
+#include "operations.cuh"
 
 // The one test that stands before an access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
@@ -121,8 +122,8 @@ __device__ inline Item<B> rounded_to(Item<B> v) {
   return convert<Item<B>>(convert<T>(v));
 }
 
-// Zero in place of what lies outside the row, so that it adds nothing to a sum.
-template <class B>
+// The operation's identity in place of what lies outside the row.
+template <class B, class Op = Sum>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
-  return at.live ? v : Item<B>(0);
+  return at.live ? v : Op::template identity<Item<B>>();
 }

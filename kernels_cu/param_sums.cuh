@@ -46,10 +46,10 @@ struct HeldSums {
       if constexpr (B::sums_in_shared)
         unrolled<B::pack>([&](int i) {
           C& total = this->total(at.index * B::pack + i);
-          total = begun ? total + recent[at.index].sums.item[i] : recent[at.index].sums.item[i];
+          total = begun ? total + recent[at.index].values.item[i] : recent[at.index].values.item[i];
         });
       else
-        add_to_row(row, at, recent[at.index].sums, begun);
+        add_to_row(row, at, recent[at.index].values, begun);
       recent[at.index] = {};
     });
     begun = true;
@@ -105,17 +105,18 @@ struct StreamedSums {
   __device__ ItemSums<B> open(const PackAt<B>& at) const {
     ItemSums<B> open;
     if (recent_begun && has_place(at))
-      unrolled<B::pack>([&](int i) { open.sums.item[i] = recent[place(at, i)]; });
+      unrolled<B::pack>([&](int i) { open.values.item[i] = recent[place(at, i)]; });
     return open;
   }
   __device__ void close(const PackAt<B>& at, const ItemSums<B>& open) const {
-    if (has_place(at)) unrolled<B::pack>([&](int i) { recent[place(at, i)] = open.sums.item[i]; });
+    if (has_place(at))
+      unrolled<B::pack>([&](int i) { recent[place(at, i)] = open.values.item[i]; });
   }
   __device__ void end_row() { recent_begun = true; }
 
   __device__ void flush(const Walk<B>& walk) {
     StreamedRow<B>(walk.whole_row()).for_each_chunk([&](const auto& chunk) {
-      chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).sums, begun); });
+      chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).values, begun); });
     });
     begun = true;
     recent_begun = false;

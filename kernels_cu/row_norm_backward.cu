@@ -175,14 +175,14 @@ struct BackwardRow {
     const C width = C(row_width(arguments)), k = arguments.k;
     C sum_q_dr = 0;
     if constexpr (B::center && !B::dp) {
-      correction = math::divided(team.totals(sums[SumP]).item[0], width);
+      correction = math::divided(team.all_reduce(sums[SumP]).item[0], width);
     } else if constexpr (B::center) {
-      const auto found = team.totals(sums[SumP], sums[SumDr], sums[SumPDr]);
+      const auto found = team.all_reduce(sums[SumP], sums[SumDr], sums[SumPDr]);
       correction = math::divided(found.item[SumP], width);
       offset = -saved.rstd * math::divided(k * found.item[SumDr], width);
       sum_q_dr = fma(-correction, found.item[SumDr], found.item[SumPDr]);
     } else if constexpr (B::dp) {
-      sum_q_dr = team.totals(sums[SumPDr]).item[0];
+      sum_q_dr = team.all_reduce(sums[SumPDr]).item[0];
     }
     k_rstd = k * saved.rstd;
     r_factor = math::divided(-saved.rstd * (saved.rstd * sum_q_dr), width);

@@ -129,8 +129,8 @@ struct ForwardRow {
 };
 
 // A row that its team holds; `place` is where it lies, and which columns are the thread's. A thread
-// has its packs of all operands in registers. It waits for the others in `totals`: lanes of a warp
-// shuffle, a block has a barrier, a cluster waits for what its blocks send.
+// has its packs of all operands in registers. It waits for the others in `all_reduce`: lanes of a
+// warp shuffle, a block has a barrier, a cluster waits for what its blocks send.
 template <class B>
 __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& team,
                                       const Row<B>& place) {
@@ -163,16 +163,16 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   ItemSums<B> p_sums, t_sums, square_sums;
   if constexpr (!B::center) {
     for_each_p([&](auto item, auto v) { square_sums.add_product(item, v, v); });
-    row.variance = math::divided(team.totals(square_sums).item[0], width);
+    row.variance = math::divided(team.all_reduce(square_sums).item[0], width);
   } else {
     for_each_p([&](auto item, auto v) { p_sums.add(item, v); });
-    row.shift = math::divided(team.totals(p_sums).item[0], width);
+    row.shift = math::divided(team.all_reduce(p_sums).item[0], width);
     for_each_p([&](auto item, auto v) {
       const auto t = clear_outside<B>(v - row.shift, item);  // where v is 0, but t is not
       t_sums.add(item, t);
       square_sums.add_product(item, t, t);
     });
-    row.find_moments(team.totals(t_sums, square_sums), width);
+    row.find_moments(team.all_reduce(t_sums, square_sums), width);
   }
 
   // Factors, and the statistics.

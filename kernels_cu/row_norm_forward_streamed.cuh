@@ -64,7 +64,7 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
       load_and_use(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
       squares.add(sums);
     });
-    row.variance = math::divided(team.totals(squares).item[0], width);
+    row.variance = math::divided(team.all_reduce(squares).item[0], width);
   } else {
     RowSum<B> first_sum, sum_t, sum_tt;
     C shift = 0;
@@ -82,18 +82,18 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
       ItemSums<B> sums;
       load_and_use(chunk, [&](auto item, auto v) { sums.add(item, v); });
       first_sum.add(sums);
-      shift = math::divided(team.totals(first_sum).item[0], C(place.first_width()));
+      shift = math::divided(team.all_reduce(first_sum).item[0], C(place.first_width()));
       add_chunk(chunk, use_loaded);
     });
     place.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
-    row.find_moments(team.totals(sum_t, sum_tt), width);
+    row.find_moments(team.all_reduce(sum_t, sum_tt), width);
 
     if (4 * row.correction * row.correction > row.variance) {
       shift += row.correction;
       sum_t = {};
       sum_tt = {};
       place.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
-      row.find_moments(team.totals(sum_t, sum_tt), width);
+      row.find_moments(team.all_reduce(sum_t, sum_tt), width);
     }
     row.shift = shift;
   }

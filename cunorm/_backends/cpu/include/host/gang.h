@@ -25,12 +25,12 @@ struct Gang {
 
   static constexpr int rings = 8;
 
-  // Sums of the parts, for one of some things that are summed. They are used again when the thread
-  // has waited several times.
-  template <class C>
+  // A value of each part, for one reduction. The memory is used again when the thread has waited
+  // several times.
+  template <class Op, class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
-    for_each_part([&](long long i) { found[i] = 0; });
+    for_each_part([&](long long i) { found[i] = Op::template identity<C>(); });
     return found;
   }
 

@@ -20,20 +20,20 @@ inline void for_each_item(PackAt<Column, writes> at, const F& f) {
 // One thread's sum over chunks of packs for each of a strip's channels, or for its channel.
 template <class B>
 struct LineSum {
-  Pack<RunSum<B, Item<B>>, items_per_pack<B>> total = {};
+  Pack<Accumulator<Sum, Item<B>>, items_per_pack<B>> total = {};
 
   void add(ItemSums<B>& chunk, int part) {
-    RunSum<B, Item<B>>* const totals = total.item + part * items_per_part<B>;
-    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.sums.item[i]); });
+    Accumulator<Sum, Item<B>>* const totals = total.item + part * items_per_part<B>;
+    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.values.item[i]); });
   }
   Items<B> value() const {
-    return for_channels<B>([&](int i) { return total.item[i].sum; });
+    return for_channels<B>([&](int i) { return total.item[i].value; });
   }
 };
 template <class B>
 struct ColumnSum : RowSum<B> {
   void add(ItemSums<B>& chunk, int) { RowSum<B>::add(chunk); }
-  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::total())}}; }
+  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::result())}}; }
 };
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
@@ -87,7 +87,7 @@ struct Strip {
         for (index_t line = first; line < first + positions; line += step)
           add(PackAt<Part, false>{sizes.first_sample + sample, line, at, sizes.channels}, sums);
         for (int i = 0; i < items_per_part<B>; ++i)
-          mean.item[at.part * items_per_part<B> + i] = sums[0].sums.item[i] / count;
+          mean.item[at.part * items_per_part<B> + i] = sums[0].values.item[i] / count;
       });
       return mean;
     } else {
@@ -99,7 +99,7 @@ struct Strip {
       for (index_t pack = 0; pack < packs; pack += step)
         use_column<false>(WholeColumn<>{first + pack * B::pack}, add_up);
       if (packs == 0) use_column<false>(CutColumn<>{first}, add_up);
-      return {{spread<B>(sums[0].total() / count)}};
+      return {{spread<B>(sums[0].result() / count)}};
     }
   }
 

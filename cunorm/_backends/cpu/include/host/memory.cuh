@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "operations.cuh"
 #include "simd.h"
 #include "simd_doubles.h"
 #include "simd_first.h"
@@ -260,21 +261,16 @@ inline Item<B> rounded_to(Item<B> v) {
   return simd::load<C>(stored.items);
 }
 
-template <class B>
+template <class B, class Op = Sum>
 inline Item<B> clear_outside(Item<B> v, WholeItem) {
   return v;
 }
-template <class B>
+template <class B, class Op = Sum>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
-  return simd::first_elements(v, at.count);
+  return simd::first_elements(v, at.count, Op::template identity<Item<B>>());
 }
 
 template <class V>
 inline auto first_of(V v) {
   return v[0];
-}
-
-template <class V>
-inline auto item_sum(V v) {
-  return simd::sum(v);
 }

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "intrinsics.h"
+#include "operations.cuh"
 #include "types.cuh"
 
 namespace simd {
@@ -194,20 +195,20 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-// The sum of the elements, the upper half added to the lower until one is left.
-template <class V>
-inline auto sum(V v) {
+// Over the elements: the upper half and the lower are combined until one is left.
+template <class Op, class V>
+inline auto reduce(V v) {
   constexpr int count = sizeof(V) / sizeof(v[0]);
 #ifdef __clang__
   std::remove_reference_t<decltype(v[0])> items[count];
   std::memcpy(items, &v, sizeof(v));
   for (int half = count / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) items[i] += items[i + half];
+    for (int i = 0; i < half; ++i) items[i] = Op::of(items[i], items[i + half]);
   return items[0];
 #else
-  decltype(v == v) place;
-  for (int i = 0; i < count; ++i) place[i] = i;
-  for (int half = count / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
+  decltype(v == v) lane;
+  for (int i = 0; i < count; ++i) lane[i] = i;
+  for (int half = count / 2; half > 0; half /= 2) v = Op::of(v, __builtin_shuffle(v, lane ^ half));
   return v[0];
 #endif
 }

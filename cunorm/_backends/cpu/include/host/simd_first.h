@@ -66,11 +66,11 @@ inline void store_first(T* p, V v, int count) {
   std::memcpy(p, &v, count * sizeof(T));
 }
 
-// The first `count` elements, and zeros.
+// The first `count` elements, and those of `others`.
 template <class V>
-inline V first_elements(V v, int count) {
+inline V first_elements(V v, int count, V others) {
   using Int = std::conditional_t<sizeof(v[0]) == 8, int64_t, int32_t>;
-  return first_lanes<Int, sizeof(V)>(count) ? v : V{};
+  return first_lanes<Int, sizeof(V)>(count) ? v : others;
 }
 
 }  // namespace simd
