@@ -14,7 +14,7 @@
 
 struct Build : GroupBuild {
   using y_t = Y_T;
-  static constexpr int sums = 2;       // that are added up at a time
+  static constexpr int sums = 2;       // added up at a time
   static constexpr bool reads = true;  // the tile
 };
 
@@ -53,9 +53,9 @@ __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typen
   team.hand_on_moments(strip, add, sums_about);
 }
 
-// Chan's formula: a group's mean is that of its first part plus the mean distance from that, so
-// that equal elements leave no rest. As the first part may be far from the others, the mean is
-// corrected by what it leaves.
+// Chan's formula: a group's mean is that of its first part plus the mean distance from it, so that
+// a group of equal elements has no rounding error. As the first part may be far from the others,
+// the mean of what is left corrects the mean.
 template <class B, class Group>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
   using C = typename Group::C;
@@ -90,7 +90,7 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Grou
   if (arguments.rstd != nullptr) arguments.rstd[group.index()] = rstd;
 }
 
-// The mean's correction is put into what is added: n = (x - mean) * factor + offset.
+// The offset includes the mean's correction: n = (x - mean) * factor + offset.
 template <class B, class Strip, class Weight, class Bias>
 __device__ inline void write_y(const Arguments<B>& arguments, const Strip& strip,
                                const TilePacks<B, typename B::x_t>& x, const Weight& weight,

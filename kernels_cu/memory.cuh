@@ -9,10 +9,10 @@
 #include "items.cuh"
 #include "operations.cuh"
 
-// The one test that stands before an access to global memory.
+// The test that guards every access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
 
-// A pack as it is moved, a word at a time.
+// A pack as it is moved: in words of up to 16 bytes.
 template <class B, class T>
 struct Words {
   static constexpr int size = int(sizeof(T)), most = 16 / size;       // elements
@@ -63,8 +63,8 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
   return load_where<B>(inside(column, end), row + column);
 }
 
-// A pack of a row to be written: write() its items, then store() it, which gives it as if loaded.
-// read_again, for a CPU: the kernel will soon load it.
+// A pack of a row to be written: write() its items, then store() it, which returns the pack as if
+// loaded. read_again is for a CPU: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
@@ -89,8 +89,8 @@ __device__ inline void for_each_part(index_t column, index_t end, F f) {
   f(PartAt{column, inside(column, end)});
 }
 
-// f(at) for every item of a pack; where the pack is not live too, where loads gave zeros and stores
-// do nothing.
+// f(at) for every item of a pack, also of one that is not live: its loads gave zeros, and its
+// stores do nothing.
 struct ItemAt {
   int index;
   bool live;
@@ -101,7 +101,7 @@ __device__ inline void for_each_item(const At& at, F f) {
   for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
 }
 
-// Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.
+// Two bfloat16 share a word: one instruction converts each of them.
 template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
   if constexpr (same_type<T, bf16> && B::pack % 2 == 0) {
@@ -116,7 +116,7 @@ __device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item
   pack.value.item[at.index] = convert<T>(v);
 }
 
-// v as it would be stored in a T.
+// v rounded as if it were stored in a T.
 template <class B, class T>
 __device__ inline Item<B> rounded_to(Item<B> v) {
   return convert<Item<B>>(convert<T>(v));

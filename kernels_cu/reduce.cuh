@@ -57,8 +57,9 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
                 "a run of lanes is a power of two");
 #pragma unroll
   for (int mask = threads / 2; mask > 0; mask /= 2)
-    unrolled<n>(
-        [&](int i) { v.item[i] = Op::of(v.item[i], __shfl_xor_sync(0xffffffffu, v.item[i], mask)); });
+    unrolled<n>([&](int i) {
+      v.item[i] = Op::of(v.item[i], __shfl_xor_sync(0xffffffffu, v.item[i], mask));
+    });
   return v;
 }
 

@@ -14,7 +14,7 @@ struct ItemReduction {
 
   template <class At>
   void add(At at, Item<B> v) {
-values.item[at.slot] = Op::of(values.item[at.slot], v);
+    values.item[at.slot] = Op::of(values.item[at.slot], v);
   }
   template <class At>
   void add_product(At at, Item<B> a, Item<B> b) {
@@ -71,7 +71,7 @@ struct RowReduction {
     }
   }
 
-  // Of a shared row: when all threads have waited for each other.
+  // Of a shared row, after all threads have waited for each other.
   C result() const {
     if (!shared_rows && chunks <= part_chunks) return recent.value;
     Accumulator<Op, C> row = parts_before;

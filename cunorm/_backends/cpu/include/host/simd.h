@@ -2,8 +2,8 @@
 // SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
 // convert.
 //
-// A vector is as wide as the machine's registers. Sums use 64 lanes whatever that width is, so it
-// does not show in any result.
+// A vector is as wide as the machine's registers. Sums have 64 lanes for any width, so no result
+// depends on it.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -73,8 +73,8 @@ inline Vector<C> load(const T* p) {
   for (int i = 0; i < lanes<C>; ++i) v[i] = convert<C>(p[i]);
   return v;
 }
-// Between 16 bits and double conversions are long and rarely asked for: called, not inlined, as a
-// build would hold hundreds of copies and take ten times as long to compile.
+// Conversions between 16 bits and double are long and rare. They are called, not inlined: else a
+// build would have hundreds of copies, and take ten times as long to compile.
 template <>
 __attribute__((noinline)) inline Doubles load<double>(const fp16* p) {
   Doubles v;
@@ -104,7 +104,7 @@ inline Floats load<float>(const bf16* p) {
 #if defined(__aarch64__)
   return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 takes the last line apart
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
-  // One instruction: the element's bits to the upper half of each word, zeros to the lower half.
+  // One instruction moves an element's bits to the upper half of each word, and zeros to the lower.
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
@@ -133,7 +133,7 @@ inline void store(fp32* p, Doubles v) {
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-  // The instruction takes subnormals for zeros, so it serves where there are none.
+  // The instruction treats subnormals as zeros, so it is used where there are none.
   constexpr int subnormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);

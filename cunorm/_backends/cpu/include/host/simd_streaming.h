@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Stores of vectors past the caches.
+// Stores of vectors that bypass the caches.
 #pragma once
 #include "simd_stores.h"
 
 namespace simd {
 
-// Whether a result can be stored past the caches, which is one of `results`. Of 16 bits, several
-// cannot without AVX-512: a part of a pack is one cache line then, and stores of lines of two
-// results in turn take three times as long as others (measured).
+// Whether each of so many results can bypass the caches. Without AVX-512 several results of 16 bits
+// cannot: a part of a pack is one cache line then, and alternating stores of lines of two results
+// take three times as long as others (measured).
 template <class T, class C, int results>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
@@ -23,8 +23,7 @@ inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float,
 #endif
 
 #if defined(__SSE2__)
-// In pieces of the 16 bytes to which allocators align at least: the machine joins them to whole
-// lines.
+// In pieces of 16 bytes, to which allocators align at least; the machine combines them to lines.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
   char* const place = static_cast<char*>(p);
@@ -46,7 +45,7 @@ inline void stream_pieces(void* p, Bits bits) {
   if constexpr (sizeof(bits) == 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(place), (__m128i)bits);
 }
-// Past the caches where the address allows, at once or in pieces.
+// Bypasses the caches if the address is aligned, at once or in pieces.
 template <class Bits>
 inline void stream(void* p, Bits bits) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -65,7 +64,7 @@ inline void stream(void* p, Bits bits) {
 }
 #endif
 
-// The same as store_all, past the caches.
+// As store_all, bypassing the caches.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
@@ -81,7 +80,7 @@ inline void store_all_non_temporal(T* p, const V* v) {
 #endif
 }
 
-// Such stores are seen by other threads only after this.
+// Other threads see such stores only after this.
 inline void finish_non_temporal_stores() {
 #if defined(__SSE__)
   _mm_sfence();
