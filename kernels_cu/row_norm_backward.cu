@@ -72,6 +72,19 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
   return activated;
 }
 
+// The operands that have one element for each row. Only those that are needed are loaded.
+template <class B>
+struct RowScalars {
+  typename B::compute_t rstd = 0, mean = 0;
+
+  static __device__ RowScalars load(const Arguments<B>& arguments, const Row<B>& row) {
+    RowScalars found;
+    if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
+    if (B::center && row.exists) found.mean = arguments.mean[row.index];
+    return found;
+  }
+};
+
 // An item of the inputs, with the gate applied to x (pre-gate) or to dy (post-gate).
 template <class B>
 struct GatedItem {
@@ -86,20 +99,6 @@ struct GatedItem {
   }
 };
 
-// What the forward saved of a row; only what is needed is loaded.
-template <class B>
-struct Statistics {
-  typename B::compute_t rstd = 0, mean = 0;
-};
-
-template <class B>
-__device__ inline Statistics<B> load_statistics(const Arguments<B>& arguments, const Row<B>& row) {
-  Statistics<B> found;
-  if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
-  if (B::center && row.exists) found.mean = arguments.mean[row.index];
-  return found;
-}
-
 // A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * factor * k_rstd + k * r * r_factor + offset
@@ -113,7 +112,7 @@ struct BackwardRow {
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
-  Statistics<B> saved;
+  RowScalars<B> scalars;
   C correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
   __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
@@ -136,7 +135,7 @@ struct BackwardRow {
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
-    if constexpr (B::center) p -= saved.mean;
+    if constexpr (B::center) p -= scalars.mean;
     return p;
   }
   template <class At>
@@ -179,13 +178,13 @@ struct BackwardRow {
     } else if constexpr (B::center) {
       const auto found = team.all_reduce(sums[SumP], sums[SumDr], sums[SumPDr]);
       correction = math::divided(found.item[SumP], width);
-      offset = -saved.rstd * math::divided(k * found.item[SumDr], width);
+      offset = -scalars.rstd * math::divided(k * found.item[SumDr], width);
       sum_q_dr = fma(-correction, found.item[SumDr], found.item[SumPDr]);
     } else if constexpr (B::dp) {
       sum_q_dr = team.all_reduce(sums[SumPDr]).item[0];
     }
-    k_rstd = k * saved.rstd;
-    r_factor = math::divided(-saved.rstd * (saved.rstd * sum_q_dr), width);
+    k_rstd = k * scalars.rstd;
+    r_factor = math::divided(-scalars.rstd * (scalars.rstd * sum_q_dr), width);
   }
 
   // Writes dx, dresidual and dgate of a pack, and adds to the sums for dweight and dbias.
@@ -271,7 +270,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   const StagedRows<B> staged(memory);
   ParamSums<B> sums(arguments, walk, memory);
   Parameters<B> parameters(arguments, walk.share);
-  Statistics<B> next_statistics;
+  RowScalars<B> next_scalars;
   int slot = 0;
 
   // Load the parameters once, and start to load one row for each slot. Rows beyond the last have no
@@ -279,7 +278,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   parameters.load(walk.whole_row().columns());
   if constexpr (B::stages > 0) {
     for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
-    next_statistics = load_statistics(arguments, walk.row(0));
+    next_scalars = RowScalars<B>::load(arguments, walk.row(0));
   }
 
   walk.for_each_row([&](const auto& place) {
@@ -290,10 +289,10 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
       staged.take(row, place, slot);
       staged.copy(arguments, place.after(B::stages), slot);
       slot = slot + 1 < B::stages ? slot + 1 : 0;
-      row.saved = next_statistics;
-      next_statistics = load_statistics(arguments, place.after(1));
+      row.scalars = next_scalars;
+      next_scalars = RowScalars<B>::load(arguments, place.after(1));
     } else {
-      row.saved = load_statistics(arguments, place);
+      row.scalars = RowScalars<B>::load(arguments, place);
       row.load(columns);
       row.dresidual_out.load(columns);
     }

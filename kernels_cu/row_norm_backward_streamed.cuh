@@ -22,7 +22,7 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
 
   const auto find = [&](const StreamedRow<B>& place) {
     StreamedBackwardRow<B> row(arguments, place);
-    row.saved = load_statistics<B>(arguments, place);
+    row.scalars = RowScalars<B>::load(arguments, place);
     RowSum<B> row_sums[3];
     if constexpr (B::reduces)
       place.for_each_chunk([&](const auto& chunk) {
