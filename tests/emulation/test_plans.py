@@ -113,7 +113,7 @@ def runs_of(planned, rows):
     """Return a kernel's text whose recent sums cover at most so many rows."""
     text = source_text(planned.kernel)
     assert text.count("max_recent_rows = 32;") == 1
-    return {planned.kernel: text.replace("max_recent_rows = 32;", f"most_recent = {rows};")}
+    return {planned.kernel: text.replace("max_recent_rows = 32;", f"max_recent_rows = {rows};")}
 
 
 @pytest.mark.parametrize(
