@@ -100,11 +100,12 @@ struct Tile {
   __device__ auto of_strips(Of of) const {
     return [found = of(*this)](const Tile&) { return found; };
   }
-  // f(pack) for at most `most` of the thread's packs, from number `from` on, once they are copied.
+  // f(pack) for at most `max_packs` of the thread's packs, from number `from` on, once they are
+  // copied.
   template <class F>
-  __device__ void for_each_pack(F f, int from = 0, int most = 1 << 30) const {
+  __device__ void for_each_pack(F f, int from = 0, int max_packs = 1 << 30) const {
     if constexpr (B::async_copies) async_wait<0>();
-    const int to = min(packs, from + most);
+    const int to = min(packs, from + max_packs);
 #pragma unroll 2
     for (int i = from; i < to; ++i) f(TilePackAt{i});
   }
@@ -221,9 +222,9 @@ struct GroupTeam {
   static constexpr int columns = Tile<B>::columns, group_channels = Tile<B>::group_channels;
   static constexpr bool is_cluster = one_launch<B> && B::cluster > 1;
   // The sums of the rows of threads are first reduced to `slices` rows.
-  static constexpr int rows = B::position_threads, most = rows < 16 ? rows : 16;
+  static constexpr int rows = B::position_threads, max_slices = rows < 16 ? rows : 16;
   static constexpr int spare = B::threads / columns;
-  static constexpr int slices = spare < 1 ? 1 : spare < most ? spare : most;
+  static constexpr int slices = spare < 1 ? 1 : spare < max_slices ? spare : max_slices;
 
   struct Scratch {
     C sums[B::sums][rows][columns];

@@ -15,8 +15,8 @@ __device__ inline bool inside(index_t index, index_t count) { return index < cou
 // A pack as it is moved: in words of up to 16 bytes.
 template <class B, class T>
 struct Words {
-  static constexpr int size = int(sizeof(T)), most = 16 / size;       // elements
-  static constexpr int items = B::access <= most ? B::access : most;  // of a word
+  static constexpr int size = int(sizeof(T)), max_items = 16 / size;            // elements
+  static constexpr int items = B::access <= max_items ? B::access : max_items;  // of a word
   static constexpr int count = B::pack / items, bytes = items * size;
   using Word = either<bytes == 16, uint4,
                       either<bytes == 8, uint2, either<bytes == 4, unsigned, unsigned short>>>;
@@ -35,26 +35,26 @@ __device__ inline LoadedPack<B, T> unpacked(const Words<B, T>& words) {
 }
 
 template <class B, class T>
-__device__ inline LoadedPack<B, T> load_where(bool live, const T* place) {
+__device__ inline LoadedPack<B, T> load_where(bool live, const T* address) {
   using Moved = Words<B, T>;
   Moved words = {};
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      words.word[i] = reinterpret_cast<const typename Moved::Word*>(place)[i];
+      words.word[i] = reinterpret_cast<const typename Moved::Word*>(address)[i];
   }
   return unpacked<B, T>(words);
 }
 
 template <class B, class T>
-__device__ inline void store_where(bool live, T* place, const Pack<T, B::pack>& pack) {
+__device__ inline void store_where(bool live, T* address, const Pack<T, B::pack>& pack) {
   using Moved = Words<B, T>;
   Moved words;
   memcpy(&words, &pack, sizeof(words));
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      reinterpret_cast<typename Moved::Word*>(place)[i] = words.word[i];
+      reinterpret_cast<typename Moved::Word*>(address)[i] = words.word[i];
   }
 }
 

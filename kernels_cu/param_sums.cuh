@@ -108,13 +108,13 @@ struct StreamedSums {
 
   __device__ ItemSums<B> open(const PackAt<B>& at) const {
     ItemSums<B> open;
-    if (recent_begun && has_place(at))
-      unrolled<B::pack>([&](int i) { open.values.item[i] = recent[place(at, i)]; });
+    if (recent_begun && has_slot(at))
+      unrolled<B::pack>([&](int i) { open.values.item[i] = recent[slot_of(at, i)]; });
     return open;
   }
   __device__ void close(const PackAt<B>& at, const ItemSums<B>& open) const {
-    if (has_place(at))
-      unrolled<B::pack>([&](int i) { recent[place(at, i)] = open.values.item[i]; });
+    if (has_slot(at))
+      unrolled<B::pack>([&](int i) { recent[slot_of(at, i)] = open.values.item[i]; });
   }
   __device__ void end_row() { recent_begun = true; }
 
@@ -128,8 +128,8 @@ struct StreamedSums {
   __device__ void finish(const Walk<B>&) const {}
 
  private:
-  static __device__ bool has_place(const PackAt<B>& at) { return B::sums_in_shared || at.live; }
-  static __device__ index_t place(const PackAt<B>& at, int i) {
+  static __device__ bool has_slot(const PackAt<B>& at) { return B::sums_in_shared || at.live; }
+  static __device__ index_t slot_of(const PackAt<B>& at, int i) {
     if constexpr (!B::sums_in_shared) return at.column + i;
     return (at.column / (Team<B>::threads * B::pack) * B::pack + i) * B::threads + threadIdx.x;
   }

@@ -87,25 +87,25 @@ struct SharedPacks {
   __device__ SharedPacks(SharedMemory& memory, int packs)
       : words(memory.take<Word>(packs * Moved::count * B::threads)) {}
 
-  // Starts to copy a pack to the thread's place of that number, or copies it.
+  // Starts to copy a pack to the thread's pack `number`, or copies it at once.
   template <bool async = true>
   __device__ void copy(int number, const T* pack) const {
     const auto* const from = reinterpret_cast<const Word*>(pack);
     unrolled<Moved::count>([&](int i) {
       if constexpr (async)
-        async_copy<sizeof(Word)>(place(number, i), from + i);
+        async_copy<sizeof(Word)>(address_of(number, i), from + i);
       else
-        *place(number, i) = from[i];
+        *address_of(number, i) = from[i];
     });
   }
   __device__ LoadedPack<B, T> load_where(bool live, int number) const {
     Moved moved = {};
-    if (live) unrolled<Moved::count>([&](int i) { moved.word[i] = *place(number, i); });
+    if (live) unrolled<Moved::count>([&](int i) { moved.word[i] = *address_of(number, i); });
     return unpacked<B, T>(moved);
   }
 
  private:
-  __device__ Word* place(int number, int word) const {
+  __device__ Word* address_of(int number, int word) const {
     return words + (number * Moved::count + word) * B::threads + threadIdx.x;
   }
 };
@@ -168,22 +168,24 @@ __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
         : "memory");
 }
 
-// Stores a value to *place in block `rank`; its bytes count as arrivals there.
+// Stores a value to *address in block `rank`; its bytes count as arrivals there.
 template <class T>
-__device__ inline void cluster_send(T value, T* place, Arrivals& arrivals, int rank) {
+__device__ inline void cluster_send(T value, T* address, Arrivals& arrivals, int rank) {
   const auto there = [&](const void* shared) {
-    unsigned address;
+    unsigned mapped;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(address)
+        : "=r"(mapped)
         : "r"(shared_address(shared)), "r"(rank));
-    return address;
+    return mapped;
   };
 #define SEND "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
   if constexpr (sizeof(T) == 4)
-    asm volatile(SEND ".b32 [%0], %1, [%2];" ::"r"(there(place)), "f"(value), "r"(there(&arrivals))
+    asm volatile(SEND ".b32 [%0], %1, [%2];" ::"r"(there(address)), "f"(value),
+                 "r"(there(&arrivals))
                  : "memory");
   else
-    asm volatile(SEND ".b64 [%0], %1, [%2];" ::"r"(there(place)), "d"(value), "r"(there(&arrivals))
+    asm volatile(SEND ".b64 [%0], %1, [%2];" ::"r"(there(address)), "d"(value),
+                 "r"(there(&arrivals))
                  : "memory");
 #undef SEND
 }

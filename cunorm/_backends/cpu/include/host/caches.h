@@ -43,8 +43,8 @@ inline V* kept_packs() {
     return nullptr;
   } else {
     constexpr index_t lines = (sizeof(V) * packs + cache_line - 1) / cache_line;
-    V* place = reinterpret_cast<V*>(kept_lines<lines>);
-    asm("" : "+r"(place));
-    return place;
+    V* address = reinterpret_cast<V*>(kept_lines<lines>);
+    asm("" : "+r"(address));
+    return address;
   }
 }

@@ -68,18 +68,18 @@ struct TileItems {
 
   template <class At, class ItemAt, class F>
   Item<B> operator()(At at, ItemAt item, const F& f) const {
-    if constexpr (kept && At::writes) return place(at)->item[item.index];
+    if constexpr (kept && At::writes) return kept_items(at)->item[item.index];
     const Item<B> v = f();
     if constexpr (in_thread)
       if (item.index % items_per_part<B> == 0)
         prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
-    if constexpr (kept) place(at)->item[item.index] = v;
+    if constexpr (kept) kept_items(at)->item[item.index] = v;
     return v;
   }
 
  private:
   template <class At>
-  Items<B>* place(At at) const {
+  Items<B>* kept_items(At at) const {
     index_t line = at.line;
     if constexpr (handed_h<B>)
       line +=

@@ -33,8 +33,8 @@ template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
 // All parts have as many items.
-constexpr int largest_divisor(int count, int most) {
-  return count % most == 0 ? most : largest_divisor(count, most - 1);
+constexpr int largest_divisor(int count, int max_divisor) {
+  return count % max_divisor == 0 ? max_divisor : largest_divisor(count, max_divisor - 1);
 }
 template <class B>
 inline constexpr int items_per_part = largest_divisor(items_per_pack<B>, simd::registers / 4);
@@ -222,14 +222,14 @@ struct OutputPack {
 
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    T* const place = row + part_column<B>(column);
+    T* const address = row + part_column<B>(column);
     const Item<B>* const items = value.item + Column::slot_part * items_per_part<B>;
     if constexpr (!Column::is_whole)
       for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });
     else if constexpr (streams<B, T> && !read_again)
-      simd::store_all_non_temporal<items_per_part<B>>(place, items);
+      simd::store_all_non_temporal<items_per_part<B>>(address, items);
     else
-      simd::store_all<items_per_part<B>>(place, items);
+      simd::store_all<items_per_part<B>>(address, items);
     return {row + column};
   }
 

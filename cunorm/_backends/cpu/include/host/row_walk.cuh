@@ -50,9 +50,9 @@ inline void for_each_item(PackAt<Place, second_pass> at, const F& f) {
 // The results of a row, which the first pass prefetches for writing.
 template <class B>
 struct Results {
-  static constexpr int most = 3;
-  const char* row[most] = {};
-  index_t itemsize[most] = {};
+  static constexpr int max_count = 3;
+  const char* row[max_count] = {};
+  index_t itemsize[max_count] = {};
   int count = 0;
 
   template <class T>

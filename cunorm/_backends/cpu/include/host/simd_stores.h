@@ -75,7 +75,7 @@ inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #undef HAS_PAIRS
 template <int count>
 inline void store_all(bf16* p, const Floats* v) {
-  store_pairs<count / 2>(p, v, [](void* place, auto bits) { store_bits(place, bits); });
+  store_pairs<count / 2>(p, v, [](void* p, auto bits) { store_bits(p, bits); });
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
 }
 

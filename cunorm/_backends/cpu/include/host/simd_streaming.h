@@ -26,24 +26,24 @@ inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float,
 // In pieces of 16 bytes, to which allocators align at least; the machine combines them to lines.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
-  char* const place = static_cast<char*>(p);
+  char* const pieces = static_cast<char*>(p);
 #if defined(__AVX512F__)
   if constexpr (sizeof(bits) == 64) {
-    stream_pieces(place, _mm512_castsi512_si256((__m512i)bits));
-    stream_pieces(place + 32, _mm512_extracti64x4_epi64((__m512i)bits, 1));
+    stream_pieces(pieces, _mm512_castsi512_si256((__m512i)bits));
+    stream_pieces(pieces + 32, _mm512_extracti64x4_epi64((__m512i)bits, 1));
     return;
   }
 #endif
 #if defined(__AVX__)
   if constexpr (sizeof(bits) == 32) {
-    stream_pieces(place, _mm256_castsi256_si128((__m256i)bits));
-    stream_pieces(place + 16, _mm256_extractf128_si256((__m256i)bits, 1));
+    stream_pieces(pieces, _mm256_castsi256_si128((__m256i)bits));
+    stream_pieces(pieces + 16, _mm256_extractf128_si256((__m256i)bits, 1));
     return;
   }
 #endif
   static_assert(sizeof(bits) % 16 == 0, "it is stored in pieces");
   if constexpr (sizeof(bits) == 16)
-    _mm_stream_si128(reinterpret_cast<__m128i*>(place), (__m128i)bits);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(pieces), (__m128i)bits);
 }
 // Bypasses the caches if the address is aligned, at once or in pieces.
 template <class Bits>
@@ -70,7 +70,7 @@ inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
   if constexpr (same_type<T, bf16>) {
     static_assert(count % 2 == 0);
-    store_pairs<count / 2>(p, v, [](void* place, auto bits) { stream(place, bits); });
+    store_pairs<count / 2>(p, v, [](void* p, auto bits) { stream(p, bits); });
   } else {
 #pragma GCC unroll 32
     for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, bits_of(v[i], T()));
