@@ -6,11 +6,11 @@
 //   relu       max(z, 0)               gelu       z/2 erfc(-z / sqrt 2)
 //   gelu_tanh  z/2 (1 + tanh u) = z s(2u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
-// V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
-// and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; one of
-// s(z) and 1 - s(z) that is subnormal, or nearly, loses some or is 0. At an infinity a derivative
-// is its limit (silu's is NaN where results have 16 bits); NaN gives NaN. Who uses one of both pays
-// for that alone.
+// V is float or double, on a CPU a vector of them; a build picks one of the structs by its name.
+// 1 - s(z) is not computed as a difference, so that tails keep their digits; of s(z) and 1 - s(z)
+// one that is subnormal, or nearly, loses digits or is 0. At an infinity a derivative is its limit
+// (silu's is NaN where results have 16 bits); NaN gives NaN. Compilers drop the value or the
+// derivative where a kernel does not use it.
 #pragma once
 #include "math.cuh"
 
@@ -21,8 +21,8 @@ struct Activated {
 
 namespace activations {
 
-// z as a factor of what is 0 already beyond 1000, so that neither the product nor a power of z is
-// infinite.
+// z clamped to [-1000, 1000], so that no power of z is infinite. It is a factor of what is 0
+// outside.
 template <class V>
 __device__ inline V bounded(V z) {
   return math::at_most(math::at_least(z, -1000), 1000);
@@ -76,7 +76,7 @@ struct gelu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V cumulative = 0.5f * math::erfc(z * math::constant<V>(-0.70710678118654752440));
-    // e^(-b^2 / 2), with what rounding the square lost put in to first order.
+    // e^(-b^2 / 2), with a first-order correction for the rounding of the square.
     const V b = bounded(z), square = b * b, lost = fma(b, b, -square);
     const V e =
         math::exp(-0.5f * square) * fma(lost, math::constant<V>(-0.5), math::constant<V>(1));

@@ -35,15 +35,15 @@ struct GroupBuild {
 template <class B>
 inline constexpr bool one_launch = B::find && B::write;
 
-// Before a launch touches global memory. Another one follows one that does not write, or whose sums
-// are still to be added up.
+// Comes before the first access to global memory. Another launch follows one that does not write,
+// or whose sums are still to be added up.
 template <class B, bool has_sums>
 __device__ inline void begin_launch() {
   if constexpr (!B::find) wait_for_prerequisites();
   if constexpr (!B::write || has_sums) launch_dependents();
 }
 
-// Where an operand's lines are, strides in elements.
+// Where an operand's lines are; strides are in elements.
 template <class T>
 struct Lines {
   T* data;
@@ -54,7 +54,7 @@ struct Lines {
   }
 };
 
-// The sizes of a sample, and into how many parts its positions are cut.
+// The sizes of a sample, and the number of parts into which its positions are cut.
 struct Sizes {
   index_t samples, first_sample;  // of the launch
   index_t positions, channels, groups;

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Group norm, backward: dx, and for each part of each sample sums for dweight and dbias.
 //
-//   p  = x - mean,   n = weight * p * rstd + bias                 n again, as nothing else is saved
-//   h  = dy * g'(n)                                               g: the activation
-//   a  = mean of weight * h,   b = mean of weight * h * r         over a group
-//   dx = rstd * (weight * h - a - r * b)
-//   dbias = sum over samples and positions of h,   dweight = the same of h * r
+//   p  = x - mean,   n = weight * p * rstd + bias                 recomputed: only mean and rstd
+//   are saved h  = dy * g'(n)                                               g: the activation a  =
+//   mean of weight * h,   b = mean of weight * h * r         over a group dx = rstd * (weight * h -
+//   a - r * b) dbias = sum over samples and positions of h,   dweight = the same of h * r
 //
-// The saved mean is rounded, so its error is measured and taken out again where it counts:
+// The saved mean is rounded, so its error is measured and removed where it counts:
 //   correction = mean of p,   r = (p - correction) * rstd
 //
-// As in the forward, sums of parts are found and combined. A row for each part holds what it adds
-// to dweight, at first sums of h * p, and one what it adds to dbias: param_grad.cu adds them up.
+// As in the forward, sums of parts are found and combined. Each part has a row of sums for dweight,
+// at first of h * p, and a row for dbias; param_grad.cu adds the rows up.
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -20,7 +19,7 @@ struct Build : GroupBuild {
   static constexpr bool identity = same_type<activation, activations::identity>;
   static constexpr bool dweight = DWEIGHT;
   static constexpr bool dbias = DBIAS;
-  static constexpr int sums = 3;                        // that are added up at a time
+  static constexpr int sums = 3;                        // added up at a time
   static constexpr bool reads = find || present<dx_t>;  // the tile
 };
 
@@ -33,13 +32,13 @@ struct Arguments {
   const typename B::bias_t* bias;
   const typename B::compute_t *mean, *rstd;
   typename B::compute_t* dweight_sums;  // a row of channels for each part of each sample
-  typename B::compute_t* dbias_sums;    // the same, also where dweight alone is wanted
+  typename B::compute_t* dbias_sums;    // the same; also for dweight alone
   typename B::compute_t* handed_on;
   Sizes sizes;
 };
 
 enum PartSums { SumH, SumHP, SumP };                  // of h, h * p and p; the first two weighted
-enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: what dx takes of it
+enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: dx needs them
 
 template <class B>
 struct Inputs {
@@ -48,21 +47,21 @@ struct Inputs {
   TileItems<B> h;
 };
 
-// What p and h of a strip's channels take.
+// What a strip's channels need to compute p and h.
 template <class B>
 struct Channels {
   const Inputs<B>& inputs;
   ChannelItems<B> mean, factor;  // rstd * weight
   either<present<typename B::bias_t>, ChannelItems<B>, absent> bias;
 
-  // use(item, p, h) for the items of a pack.
-  template <class At, class Use>
-  __device__ void for_each_of_pack(At at, Use use) const {
+  // visit(item, p, h) for the items of a pack.
+  template <class At, class Visit>
+  __device__ void for_each_of_pack(At at, Visit visit) const {
     const auto x = inputs.x[at];
     const auto dy = inputs.dy[at];
     for_each_item<B>(at, [&](auto item) {
       const auto p = clear_outside<B>(read<B>(x, item) - of_channel<B>(mean, item), item);
-      use(item, p, inputs.h(at, item, [&] {
+      visit(item, p, inputs.h(at, item, [&] {
         if constexpr (B::identity) return read<B>(dy, item);
         const auto n =
             affine<B>(p, of_channel<B>(factor, item), bias, B::channels_last ? item.index : 0);

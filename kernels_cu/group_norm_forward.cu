@@ -14,7 +14,7 @@
 
 struct Build : GroupBuild {
   using y_t = Y_T;
-  static constexpr int sums = 2;       // that are added up at a time
+  static constexpr int sums = 2;       // added up at a time
   static constexpr bool reads = true;  // the tile
 };
 
@@ -30,7 +30,7 @@ struct Arguments {
   double eps;
 };
 
-enum Moment { Sum, Squares, Shift };  // of a part: sums of t = x - shift, and of t * t
+enum Moment { SumT, SumTT, Shift };  // of a part: sums of t = x - shift, and of t * t
 enum Statistic { Mean, Correction, Rstd };
 
 template <class B, class Strip>
@@ -45,17 +45,17 @@ __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typen
       const auto pack = x[at];
       for_each_item<B>(at, [&](auto item) {
         const auto t = clear_outside<B>(read<B>(pack, item) - of_channel<B>(shift, item), item);
-        sums[Sum].add(item, t);
-        sums[Squares].add_product(item, t, t);
+        sums[SumT].add(item, t);
+        sums[SumTT].add_product(item, t, t);
       });
     });
   };
   team.hand_on_moments(strip, add, sums_about);
 }
 
-// Chan's formula: a group's mean is that of its first part plus the mean distance from that, so
-// that equal elements leave no rest. As the first part may be far from the others, the mean is
-// corrected by what it leaves.
+// Chan's formula: a group's mean is that of its first part plus the mean distance from it, so that
+// a group of equal elements has no rounding error. As the first part may be far from the others,
+// the mean of what is left corrects the mean.
 template <class B, class Group>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
   using C = typename Group::C;
@@ -69,13 +69,13 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Grou
   const C from_sum = warp_all_reduce<32>(distances).item[0] / group.elements();
   group.for_each_part([&](const auto& part) {
     const C left = distance(part) - from_sum;
-    rest.item[Sum] += part.count * left;
-    rest.item[Squares] +=
-        (part.values.item[Squares] - part.values.item[Sum] * part.mean) + part.count * left * left;
+    rest.item[SumT] += part.count * left;
+    rest.item[SumTT] +=
+        (part.values.item[SumTT] - part.values.item[SumT] * part.mean) + part.count * left * left;
   });
   rest = warp_all_reduce<32>(rest);
-  const C left = rest.item[Sum] / group.elements();
-  C variance = rest.item[Squares] / group.elements() - left * left;
+  const C left = rest.item[SumT] / group.elements();
+  C variance = rest.item[SumTT] / group.elements() - left * left;
   if (variance < 0) variance = 0;  // a NaN stays
   if (!group.is_first_thread()) return;
 
@@ -90,7 +90,7 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Grou
   if (arguments.rstd != nullptr) arguments.rstd[group.index()] = rstd;
 }
 
-// The mean's correction is put into what is added: n = (x - mean) * factor + offset.
+// The offset includes the mean's correction: n = (x - mean) * factor + offset.
 template <class B, class Strip, class Weight, class Bias>
 __device__ inline void write_y(const Arguments<B>& arguments, const Strip& strip,
                                const TilePacks<B, typename B::x_t>& x, const Weight& weight,

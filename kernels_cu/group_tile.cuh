@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// A block's tile of a sample: some of its positions, a part, of some whole groups, a unit; its
-// packs are in shared memory. A thread has packs of the same channels at several positions. Of a
-// group with more channels than a block's threads take, a part is some of the channels, too.
+// A block's tile of a sample. Its positions are a part of the sample's, its groups are a unit; its
+// packs are in shared memory. A thread has packs of the same channels at several positions. If a
+// group has more channels than a block's threads take, a part has some of the channels only.
 //
-// Where a launch makes all passes, the blocks of a cluster have the parts of a unit and send each
-// other their sums; else a launch hands them on to the next. The CPU build replaces this file.
+// If one launch makes all passes, the blocks of a cluster have the parts of a unit and send each
+// other their sums; else a launch stores them for the next one. The CPU build replaces this file.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
 
-// One of the thread's packs, all of which are inside.
-struct PackAt {
+// One of the thread's packs; none is outside the tile.
+struct TilePackAt {
   int index;
   bool live = true;
 };
@@ -52,8 +52,8 @@ struct Tile {
     packs = has_packs ? (length - before + step - 1) / step : 0;
   }
 
-  // Of a part: its number along the positions, how many they are, its first column in the unit, its
-  // channels, and those of each of its groups.
+  // Of a part: its number along the positions, its number of positions, its first column in the
+  // unit, its number of channels, and that of each of its groups.
   __device__ static int along(int part) { return part / channel_parts; }
   __device__ int positions(int part) const { return int(sizes.positions_of(along(part))); }
   __device__ static int first_column(int part) { return part % channel_parts * columns; }
@@ -62,7 +62,7 @@ struct Tile {
   }
   __device__ static int channels_of_group(int part) { return min(group_channels, channels(part)); }
 
-  // Some threads are left over at the end of a block.
+  // False for threads at the end of a block that are left over.
   __device__ bool has_columns() const {
     return inside(row, B::position_threads) && inside(column, columns);
   }
@@ -78,39 +78,40 @@ struct Tile {
   __device__ index_t index_of(int group) const {
     return whole_sample() * sizes.groups + index_t(unit) * B::unit_groups + group;
   }
-  // Where the row begins that has what the part adds to the gradient of a parameter.
+  // Where the row of the part's sums for the gradient of a parameter begins.
   __device__ index_t row_of_sums() const {
     return (whole_sample() * sizes.parts + along(part)) * sum_pitch(sizes.channels);
   }
 
   // Of a pack of the thread in an operand.
   template <class T>
-  __device__ T* address(const Lines<T>& lines, PackAt at) const {
+  __device__ T* address(const Lines<T>& lines, TilePackAt at) const {
     const index_t position = first + at.index * index_t(step);
     if constexpr (B::channels_last) return lines.at(whole_sample(), position) + channel;
     return lines.at(whole_sample(), channel) + position;
   }
 
-  // use(tile): the thread has one strip of it. What it takes, of(tile), is found once.
-  template <class Use>
-  __device__ void for_each_strip(Use use) const {
-    use(*this);
+  // The thread's share of a tile is one strip: of(tile) is computed once.
+  template <class Visit>
+  __device__ void for_each_strip(Visit visit) const {
+    visit(*this);
   }
   template <class Of>
   __device__ auto of_strips(Of of) const {
     return [found = of(*this)](const Tile&) { return found; };
   }
-  // f for the thread's packs, of which so many from one on, when they have been copied.
+  // f(pack) for at most `max_packs` of the thread's packs, from number `from` on, once they are
+  // copied.
   template <class F>
-  __device__ void for_each_pack(F f, int from = 0, int most = 1 << 30) const {
+  __device__ void for_each_pack(F f, int from = 0, int max_packs = 1 << 30) const {
     if constexpr (B::async_copies) async_wait<0>();
-    const int to = min(packs, from + most);
+    const int to = min(packs, from + max_packs);
 #pragma unroll 2
-    for (int i = from; i < to; ++i) f(PackAt{i});
+    for (int i = from; i < to; ++i) f(TilePackAt{i});
   }
 
-  // Sums for each of the thread's channels, to which add(pack, sums) adds: those of runs are added
-  // up, so that no chain of additions is long.
+  // Sums for each of the thread's channels, to which add(pack, sums) adds. Runs of packs are added
+  // up separately, so that no chain of additions is long.
   template <int count, class Add>
   __device__ Pack<ChannelItems<B>, count> sums(Add add) const {
     constexpr int run = 16;
@@ -118,19 +119,20 @@ struct Tile {
     if constexpr (B::has_runs)
       for (int first = 0; first < packs; first += run) {
         ItemSums<B> recent[count];
-        for_each_pack([&](PackAt at) { add(at, recent); }, first, run);
+        for_each_pack([&](TilePackAt at) { add(at, recent); }, first, run);
         unrolled<count>([&](int value) {
-          unrolled<B::pack>([&](int i) { sums[value].sums.item[i] += recent[value].sums.item[i]; });
+          unrolled<B::pack>(
+              [&](int i) { sums[value].values.item[i] += recent[value].values.item[i]; });
         });
       }
     else
-      for_each_pack([&](PackAt at) { add(at, sums); });
+      for_each_pack([&](TilePackAt at) { add(at, sums); });
     Pack<ChannelItems<B>, count> found;
     unrolled<count>([&](int i) {
       if constexpr (B::channels_last)
-        found.item[i] = sums[i].sums;
+        found.item[i] = sums[i].values;
       else
-        found.item[i].item[0] = sums[i].total();
+        found.item[i].item[0] = sums[i].result();
     });
     return found;
   }
@@ -179,7 +181,7 @@ struct TilePacks {
       shared.template copy<B::async_copies>(i, tile.address(lines, {i}));
     if constexpr (B::async_copies) async_commit();
   }
-  __device__ LoadedPack<B, T> operator[](PackAt at) const {
+  __device__ LoadedPack<B, T> operator[](TilePackAt at) const {
     return shared.load_where(true, at.index);
   }
 };
@@ -187,11 +189,11 @@ struct TilePacks {
 // A pack of the tile to be written.
 template <class B, class T>
 struct TileOutput : OutputPack<B, T> {
-  __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, PackAt at)
+  __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, TilePackAt at)
       : OutputPack<B, T>(tile.address(lines, at)) {}
 
-  // By stores that no compiler cuts into smaller ones.
-  __device__ void store(PackAt) const {
+  // With __stcg, as compilers may split a plain store into smaller ones.
+  __device__ void store(TilePackAt) const {
     Words<B, T> words;
     memcpy(&words, &this->value, sizeof(words));
     auto* const to = reinterpret_cast<typename Words<B, T>::Word*>(this->row);
@@ -199,18 +201,18 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// What f() gives for the items of packs: each pass computes it anew.
+// The values f() of items; every pass computes them anew.
 template <class B>
 struct TileItems {
   template <class... T>
   __device__ TileItems(const Tile<B>&, const T&...) {}
   template <class F>
-  __device__ Item<B> operator()(PackAt, ItemAt, F f) const {
+  __device__ Item<B> operator()(TilePackAt, ItemAt, F f) const {
     return f();
   }
 };
 
-// Sums over the tile, and what the parts of a sample find of each group: three values.
+// Sums over the tile, and the three values that each part of a sample finds of each group.
 template <class B>
 struct GroupTeam {
   using C = typename B::compute_t;
@@ -219,10 +221,10 @@ struct GroupTeam {
   using Sums = Pack<ChannelItems<B>, count>;
   static constexpr int columns = Tile<B>::columns, group_channels = Tile<B>::group_channels;
   static constexpr bool is_cluster = one_launch<B> && B::cluster > 1;
-  // The rows of threads are added up to so many.
-  static constexpr int rows = B::position_threads, most = rows < 16 ? rows : 16;
+  // The sums of the rows of threads are first reduced to `slices` rows.
+  static constexpr int rows = B::position_threads, max_slices = rows < 16 ? rows : 16;
   static constexpr int spare = B::threads / columns;
-  static constexpr int slices = spare < 1 ? 1 : spare < most ? spare : most;
+  static constexpr int slices = spare < 1 ? 1 : spare < max_slices ? spare : max_slices;
 
   struct Scratch {
     C sums[B::sums][rows][columns];
@@ -249,7 +251,7 @@ struct GroupTeam {
 
   __device__ C& of_group(int value, int group) const { return scratch.groups[value][group]; }
 
-  // Hands on the tile's sums about its groups' means, and these.
+  // Hands on the groups' means over the tile, and the tile's sums about these.
   template <class Add, class SumsAbout>
   __device__ void hand_on_moments(const Tile<B>& tile, const Add& add,
                                   const SumsAbout& sums_about) const {
@@ -273,7 +275,7 @@ struct GroupTeam {
     for_each_group([&](int group) { send(group, group_sums<3>(group, weight)); });
   }
 
-  // Stores one of the sums handed on, of each channel, by the thread that has it below.
+  // Stores one of the sums of each channel, by the threads that for_each_channel names.
   __device__ void store(const Tile<B>& tile, const Sums<3>&, int value, C* row) const {
     for_each_channel(tile, [&](index_t channel, int) {
       C sum = 0;
@@ -282,20 +284,21 @@ struct GroupTeam {
       row[channel] = sum;
     });
   }
-  // use(channel, group) for the tile's.
-  template <class Use>
-  __device__ void for_each_channel(const Tile<B>& tile, Use use) const {
+  // visit(channel, group) for the tile's channels, which the threads share.
+  template <class Visit>
+  __device__ void for_each_channel(const Tile<B>& tile, Visit visit) const {
 #pragma unroll 1
     for (int column = threadIdx.x; column < tile.channels(tile.part); column += B::threads)
-      use(tile.first_channel() + column, column / group_channels);
+      visit(tile.first_channel() + column, column / group_channels);
   }
 
-  // use(group) for the tile's groups, each by a warp.
-  template <class Use>
-  __device__ void for_each_group(Use use) const {
-    for (int group = threadIdx.x / 32; group < B::unit_groups; group += B::threads / 32) use(group);
+  // visit(group) for the tile's groups, each by one warp.
+  template <class Visit>
+  __device__ void for_each_group(Visit visit) const {
+    for (int group = threadIdx.x / 32; group < B::unit_groups; group += B::threads / 32)
+      visit(group);
   }
-  // What a part handed on.
+  // The values that a part handed on.
   __device__ Values* values_of(int group, int part) const {
     if constexpr (one_launch<B>) return &scratch.parts[part][group];
     const index_t of_launch = tile.index_of(group) - tile.sizes.first_sample * tile.sizes.groups;
@@ -315,7 +318,7 @@ struct GroupTeam {
     }
   }
 
-  // The threads' sums to those of columns, of each in `slices` of them.
+  // Adds up the threads' sums to `slices` sums of each column.
   template <int count>
   __device__ void add_up(const Sums<count>& sums) const {
     if (tile.has_columns())
@@ -334,7 +337,7 @@ struct GroupTeam {
     }
     __syncthreads();
   }
-  // By a warp, of a group's columns: all but the third times the weight.
+  // Sums over a group's columns, by one warp: the first two are weighted.
   static constexpr const absent* unweighted = nullptr;
   template <int count, class T>
   __device__ Pack<C, count> group_sums(int group, const T* weight) const {
@@ -371,22 +374,23 @@ struct Group {
     const C count = C(team.tile.channels_of_group(number) * team.tile.positions(number));
     return {values, count, count > 0 ? values.item[0] / count : 0};
   }
-  template <class Use>
-  __device__ void for_each_part(Use use) const {
-    for (int i = lane; i < team.tile.parts(); i += 32) use(part(i));
+  template <class Visit>
+  __device__ void for_each_part(Visit visit) const {
+    for (int i = lane; i < team.tile.parts(); i += 32) visit(part(i));
   }
   __device__ bool is_first_thread() const { return lane == 0; }
   __device__ bool is_of_first_part() const { return team.tile.part == 0; }
   __device__ void put(int value, C v) const { team.of_group(value, group) = v; }
 };
 
-// use(group), each by a warp, which combines what was handed on; all see what it finds.
-template <class B, class Use>
-__device__ inline void for_each_group(const GroupTeam<B>& team, Use use) {
+// visit(group), each by one warp, which combines what the parts handed on; all threads see the
+// result.
+template <class B, class Visit>
+__device__ inline void for_each_group(const GroupTeam<B>& team, Visit visit) {
   if constexpr (GroupTeam<B>::is_cluster)
     wait_for_arrivals(team.scratch.arrivals, 0);
   else
     __syncwarp();
-  team.for_each_group([&](int group) { use(Group<B>{team, group}); });
+  team.for_each_group([&](int group) { visit(Group<B>{team, group}); });
   __syncthreads();
 }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
-// What a kernel computes on at once is an item: a number on a GPU, a SIMD vector on a CPU. Here are
-// the names that kernels need for a CPU's sake, and that say nothing on a GPU.
+// Kernels compute on items: an item is a number on a GPU, a SIMD vector on a CPU.
 //
-// Kernels are written in the names below. A CPU's header of the same file name, in
-// cunorm/_backends/cpu/include/host, provides each of them in its own way; items.cuh's names are in
-// its memory.cuh.
+// Kernels use the names below. Both machines define each of them: a GPU in these files, a CPU in
+// the files of the same name in cunorm/_backends/cpu/include/host (those of items.cuh in
+// memory.cuh). All other names are shared, or are one machine's own.
 //
-//   items.cuh       Item Items items_per_pack spread
-//   memory.cuh      inside LoadedPack load_pack OutputPack for_each_part for_each_item read write
+//   items.cuh       Item Items items_per_pack broadcast
+//   memory.cuh      LoadedPack load_pack OutputPack for_each_part for_each_item read write
 //                   rounded_to clear_outside
-//   reduce.cuh      ItemSums RowSum Team warp_all_reduce
+//   reduce.cuh      ItemReduction ItemSums RowReduction RowSum Team warp_all_reduce
 //   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait launch_dependents
 //                   wait_for_prerequisites
-//   row.cuh         streamed PackAt Chunk Walk Row RowPacks ParameterPacks RowOutput StagedPacks
+//   row.cuh         streamed Walk Row RowPacks ParameterPacks RowOutput StagedPacks
 //   streamed.cuh    StreamedRow HeldPacks for_each_row
 //   param_sums.cuh  ParamSums for_each_row
 //   group_tile.cuh  Tile TilePacks TileOutput TileItems GroupTeam Group for_each_group
@@ -28,8 +27,8 @@ inline constexpr int items_per_pack = B::pack;
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
-// An item that is everywhere v.
+// An item all of whose elements are v.
 template <class B>
-__device__ inline Item<B> spread(typename B::compute_t v) {
+__device__ inline Item<B> broadcast(typename B::compute_t v) {
   return v;
 }

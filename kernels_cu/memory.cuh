@@ -7,15 +7,16 @@
 // CPU build replaces this file: there a pack may be cut by the end of the row.
 #pragma once
 #include "items.cuh"
+#include "operations.cuh"
 
-// The one test that stands before an access to global memory.
+// The test that guards every access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
 
-// A pack as it is moved, a word at a time.
+// A pack as it is moved: in words of up to 16 bytes.
 template <class B, class T>
 struct Words {
-  static constexpr int size = int(sizeof(T)), most = 16 / size;       // elements
-  static constexpr int items = B::access <= most ? B::access : most;  // of a word
+  static constexpr int size = int(sizeof(T)), max_items = 16 / size;            // elements
+  static constexpr int items = B::access <= max_items ? B::access : max_items;  // of a word
   static constexpr int count = B::pack / items, bytes = items * size;
   using Word = either<bytes == 16, uint4,
                       either<bytes == 8, uint2, either<bytes == 4, unsigned, unsigned short>>>;
@@ -34,26 +35,26 @@ __device__ inline LoadedPack<B, T> unpacked(const Words<B, T>& words) {
 }
 
 template <class B, class T>
-__device__ inline LoadedPack<B, T> load_where(bool live, const T* place) {
+__device__ inline LoadedPack<B, T> load_where(bool live, const T* address) {
   using Moved = Words<B, T>;
   Moved words = {};
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      words.word[i] = reinterpret_cast<const typename Moved::Word*>(place)[i];
+      words.word[i] = reinterpret_cast<const typename Moved::Word*>(address)[i];
   }
   return unpacked<B, T>(words);
 }
 
 template <class B, class T>
-__device__ inline void store_where(bool live, T* place, const Pack<T, B::pack>& pack) {
+__device__ inline void store_where(bool live, T* address, const Pack<T, B::pack>& pack) {
   using Moved = Words<B, T>;
   Moved words;
   memcpy(&words, &pack, sizeof(words));
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      reinterpret_cast<typename Moved::Word*>(place)[i] = words.word[i];
+      reinterpret_cast<typename Moved::Word*>(address)[i] = words.word[i];
   }
 }
 
@@ -62,8 +63,8 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
   return load_where<B>(inside(column, end), row + column);
 }
 
-// A pack of a row to be written: write() its items, then store() it, which gives it as if loaded.
-// read_again, for a CPU: the kernel will soon load it.
+// A pack of a row to be written: write() its items, then store() it, which returns the pack as if
+// loaded. read_again is for a CPU: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
@@ -88,8 +89,8 @@ __device__ inline void for_each_part(index_t column, index_t end, F f) {
   f(PartAt{column, inside(column, end)});
 }
 
-// f(at) for every item of a pack; where the pack is not live too, where loads gave zeros and stores
-// do nothing.
+// f(at) for every item of a pack, also of one that is not live: its loads gave zeros, and its
+// stores do nothing.
 struct ItemAt {
   int index;
   bool live;
@@ -100,7 +101,7 @@ __device__ inline void for_each_item(const At& at, F f) {
   for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
 }
 
-// Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.
+// Two bfloat16 share a word: one instruction converts each of them.
 template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
   if constexpr (same_type<T, bf16> && B::pack % 2 == 0) {
@@ -115,14 +116,14 @@ __device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item
   pack.value.item[at.index] = convert<T>(v);
 }
 
-// v as it would be stored in a T.
+// v rounded as if it were stored in a T.
 template <class B, class T>
 __device__ inline Item<B> rounded_to(Item<B> v) {
   return convert<Item<B>>(convert<T>(v));
 }
 
-// Zero in place of what lies outside the row, so that it adds nothing to a sum.
-template <class B>
+// The operation's identity in place of what lies outside the row.
+template <class B, class Op = Sum>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
-  return at.live ? v : Item<B>(0);
+  return at.live ? v : Op::template identity<Item<B>>();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What both directions of the row norms are compiled for, where rows lie, and which of them a block
-// has.
+// Shared by both directions of the row norms: the macros of a build, where rows lie, and which rows
+// a block has.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -27,12 +27,12 @@ struct RowBuild {
   static constexpr int access = ACCESS;                    // elements in one access, by alignment
 };
 
-// The most leading axes of an operand. With one, no row's place needs a division.
+// The most leading axes of an operand. With one axis, no division finds a row.
 #ifndef ROW_AXES
 #define ROW_AXES 3
 #endif
 
-// Where an operand's rows are: strides in elements.
+// Where an operand's rows are; strides are in elements.
 template <class T>
 struct Rows {
   T* data;
@@ -58,9 +58,9 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
-// The group of columns that a block, or a cluster of them, has, and its place among the blocks, or
-// clusters, that have the same. Where a row of x falls into groups with statistics of their own, a
-// `row` is always one group's columns.
+// The group of columns that a block or cluster has, and its number among the blocks or clusters of
+// that group. If a row of x has several groups, each with its own statistics, `row` means one
+// group's columns everywhere.
 struct BlockShare {
   int groups, group, block, blocks;
 

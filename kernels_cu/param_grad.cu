@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding. There may be
-// thousands of parts: several are added up in float64.
+// Adds up the blocks' partial sums to dweight and dbias, in a fixed order, with one rounding. As
+// there may be thousands of parts, more than one are added up in float64.
 //
-// A block takes some columns of one of the two. Its threads stand in part_threads rows of
-// column_threads: each adds every part_threads-th part of its own columns, then the first row of
-// threads adds what the others found, in their order.
+// A block takes some columns of one of the two. Its threads form part_threads rows of
+// column_threads: a thread adds every part_threads-th part of its columns, then the first row of
+// threads adds the sums of the other rows, in their order.
 #include "memory.cuh"
 #include "ptx.cuh"
 

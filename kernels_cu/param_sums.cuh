@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Sums over the rows that a block walks, for the gradients of the parameters: one sum per column.
 //
-// Rows are added up thirty-two at a time (recent sums), and those sums added to totals, so that no
-// chain of additions is long. A thread has the sums of its own columns. Where it holds its whole
-// row it has recent sums in registers and totals in shared memory; of a streamed row, recent sums
-// in shared memory and totals in the block's row of partial sums. Where shared memory has no room,
-// they are in global memory. Blocks of different groups of columns write the same rows of partial
-// sums, each its own columns. The CPU build replaces this file.
+// Up to thirty-two rows are added up to recent sums, and these are added to totals, so that no
+// chain of additions is long. A thread has the sums of its own columns:
+//
+//   rows are    recent sums are in    totals are in
+//   held        registers             shared memory
+//   streamed    shared memory         the block's row of partial sums
+//
+// If shared memory has no room, global memory takes its place. Blocks of different groups of
+// columns write the same rows of partial sums, each its own columns. The CPU build replaces this
+// file.
 #pragma once
 #include "streamed.cuh"
 
-inline constexpr int most_recent = 32;
+inline constexpr int max_recent_rows = 32;
 
-// Adds to a pack of the row of partial sums, which holds some if it has `begun`.
+// Adds to a pack of the row of partial sums; if it has not `begun`, the row holds none yet.
 template <class B, class C>
 __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> sums, bool begun) {
   const auto before = load_where<B>(at.live && begun, row + at.column);
@@ -20,7 +24,7 @@ __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> 
   store_where<B>(at.live, row + at.column, sums);
 }
 
-// Of rows that are held. The teams of a block add up their totals at the end.
+// Sums over rows that are held. The teams of a block add up their totals at the end.
 template <class B>
 struct HeldSums {
   using C = typename B::compute_t;
@@ -46,10 +50,10 @@ struct HeldSums {
       if constexpr (B::sums_in_shared)
         unrolled<B::pack>([&](int i) {
           C& total = this->total(at.index * B::pack + i);
-          total = begun ? total + recent[at.index].sums.item[i] : recent[at.index].sums.item[i];
+          total = begun ? total + recent[at.index].values.item[i] : recent[at.index].values.item[i];
         });
       else
-        add_to_row(row, at, recent[at.index].sums, begun);
+        add_to_row(row, at, recent[at.index].values, begun);
       recent[at.index] = {};
     });
     begun = true;
@@ -83,8 +87,8 @@ struct HeldSums {
   }
 };
 
-// Of streamed rows: the recent sums of the thread's columns lie as HeldSums' totals do, or, in
-// global memory, in a second row.
+// Sums over streamed rows. In shared memory, recent sums lie as HeldSums' totals do; in global
+// memory, in a second row.
 template <class B>
 struct StreamedSums {
   using C = typename B::compute_t;
@@ -104,18 +108,19 @@ struct StreamedSums {
 
   __device__ ItemSums<B> open(const PackAt<B>& at) const {
     ItemSums<B> open;
-    if (recent_begun && has_place(at))
-      unrolled<B::pack>([&](int i) { open.sums.item[i] = recent[place(at, i)]; });
+    if (recent_begun && has_slot(at))
+      unrolled<B::pack>([&](int i) { open.values.item[i] = recent[slot_of(at, i)]; });
     return open;
   }
   __device__ void close(const PackAt<B>& at, const ItemSums<B>& open) const {
-    if (has_place(at)) unrolled<B::pack>([&](int i) { recent[place(at, i)] = open.sums.item[i]; });
+    if (has_slot(at))
+      unrolled<B::pack>([&](int i) { recent[slot_of(at, i)] = open.values.item[i]; });
   }
   __device__ void end_row() { recent_begun = true; }
 
   __device__ void flush(const Walk<B>& walk) {
     StreamedRow<B>(walk.whole_row()).for_each_chunk([&](const auto& chunk) {
-      chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).sums, begun); });
+      chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).values, begun); });
     });
     begun = true;
     recent_begun = false;
@@ -123,8 +128,8 @@ struct StreamedSums {
   __device__ void finish(const Walk<B>&) const {}
 
  private:
-  static __device__ bool has_place(const PackAt<B>& at) { return B::sums_in_shared || at.live; }
-  static __device__ index_t place(const PackAt<B>& at, int i) {
+  static __device__ bool has_slot(const PackAt<B>& at) { return B::sums_in_shared || at.live; }
+  static __device__ index_t slot_of(const PackAt<B>& at, int i) {
     if constexpr (!B::sums_in_shared) return at.column + i;
     return (at.column / (Team<B>::threads * B::pack) * B::pack + i) * B::threads + threadIdx.x;
   }
@@ -144,7 +149,7 @@ struct NoSums {
   __device__ void finish(const Walk<B>&) const {}
 };
 
-// Of one parameter.
+// Sums for one parameter.
 template <class B, bool wanted>
 using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>;
 
@@ -172,7 +177,7 @@ struct ParamSums {
   __device__ void end_row(const Walk<B>& walk) {
     dweight.end_row();
     dbias.end_row();
-    if (++rows == most_recent) flush(walk);
+    if (++rows == max_recent_rows) flush(walk);
   }
   __device__ void finish(const Walk<B>& walk) {
     if (rows > 0) flush(walk);
@@ -188,14 +193,14 @@ struct ParamSums {
   }
 };
 
-// Of a streamed row: find(row), and then, for each pack, write(found, at, dweight, dbias), which
-// adds to the sums; reload(found, chunk) comes before.
+// For each streamed row: found = find(row); then for each chunk reload(found, chunk), and for each
+// pack write(found, at, dweight, dbias), which adds to the sums.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {
   walk.for_each_row([&](const StreamedRow<B>& row) {
     auto found = find(row);
-    row.for_each_chunk_again([&](const auto& chunk) {
+    row.for_each_chunk_in_second_pass([&](const auto& chunk) {
       reload(found, chunk);
       chunk.for_each_pack([&](auto at) {
         sums.add(at, [&](auto& dweight, auto& dbias) { write(found, at, dweight, dbias); });

@@ -5,7 +5,7 @@
 #pragma once
 #include "row.cuh"
 
-// Those of a group of columns, as a thread has them.
+// The parameters of a group of columns, as a thread holds them.
 template <class B>
 struct Parameters {
   ParameterPacks<B, typename B::weight_t> weight;
@@ -43,7 +43,7 @@ struct Parameters {
   }
 };
 
-// k * r as the weight meets it.
+// k * r, rounded as the weight multiplies it.
 template <class B>
 __device__ inline Item<B> as_rounded(Item<B> k_r) {
   if constexpr (present<typename B::rounded_t>) k_r = rounded_to<B, typename B::rounded_t>(k_r);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What CUDA C++ has no plain word for: shared memory that the launch gives, launches that overlap,
-// copies that go on by themselves, clusters of blocks. The CPU build replaces this file.
+// Shared memory of the launch's size, launches that overlap, asynchronous copies, and clusters of
+// blocks, by inline PTX where CUDA C++ has nothing as simple. The CPU build replaces this file.
 #pragma once
 #include "memory.cuh"
 
-// Shared memory of the size that the launch says, aligned for every type: parts of it, one after
-// the other.
+// Hands out parts of the shared memory whose size the launch gives, one after the other. They are
+// aligned for every type.
 struct SharedMemory {
   unsigned char* next;
 
@@ -25,34 +25,34 @@ __device__ inline unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Has the second-level cache fetch what lies there.
+// Prefetches into the second-level cache.
 __device__ inline void prefetch_pack(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// ---- Launches in pairs, from compute capability 9.0 on: the second begins while the first runs,
-// if the host allows it (Launch.dependent of _core/build.py), and else after it.
+// ---- Dependent launches, from compute capability 9.0 on: the second launch begins while the first
+// runs, if the host allows it (Launch.dependent of _core/build.py), and else after it.
 
-// In the first: once each block has said so, or has ended, blocks of the second find room. Only a
-// build that has a second says so, as others' kernels may read before they wait.
+// In the first launch: once every block has called it or ended, blocks of the second may begin.
+// Only builds with a second launch call it, as an unrelated kernel may read before it waits.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// In the second: waits until the first has ended, and then sees what it stored. Each thread waits,
-// before it touches global memory: so the second ends after the first.
+// In the second launch: waits until the first has ended, and then sees what that stored. Each
+// thread calls it before it touches global memory, so the second launch ends after the first.
 __device__ inline void wait_for_prerequisites() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// ---- Copies from global to shared memory, from compute capability 8.0 on. A thread's copies since
-// its last commit form a group. Once it has waited for the group, the thread itself sees what was
-// copied; others do behind a barrier.
+// ---- Asynchronous copies from global to shared memory, from compute capability 8.0 on. A thread's
+// copies since its last commit form a group. A thread that has waited for its group sees what was
+// copied; other threads see it after a barrier.
 
-// Starts a copy; both addresses are multiples of `bytes`. One of 16 bytes passes by the L1 cache.
+// Starts a copy; both addresses are multiples of `bytes`. A copy of 16 bytes bypasses the L1 cache.
 template <int bytes>
 __device__ inline void async_copy(void* shared, const void* global) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -75,43 +75,43 @@ __device__ inline void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Packs of an operand in shared memory. Those of neighbouring threads are neighbours, so that no
-// two of them wait for the same bank.
+// Packs of an operand in shared memory. Words of neighbouring threads are neighbours, so that there
+// are no bank conflicts.
 template <class B, class T>
 struct SharedPacks {
   using Moved = Words<B, T>;
   using Word = typename Moved::Word;
   Word* words;
 
-  // So many for each thread.
+  // `packs` for each thread.
   __device__ SharedPacks(SharedMemory& memory, int packs)
       : words(memory.take<Word>(packs * Moved::count * B::threads)) {}
 
-  // Starts to copy a pack to the thread's place of that number, or copies it.
+  // Starts to copy a pack to the thread's pack `number`, or copies it at once.
   template <bool async = true>
   __device__ void copy(int number, const T* pack) const {
     const auto* const from = reinterpret_cast<const Word*>(pack);
     unrolled<Moved::count>([&](int i) {
       if constexpr (async)
-        async_copy<sizeof(Word)>(place(number, i), from + i);
+        async_copy<sizeof(Word)>(address_of(number, i), from + i);
       else
-        *place(number, i) = from[i];
+        *address_of(number, i) = from[i];
     });
   }
   __device__ LoadedPack<B, T> load_where(bool live, int number) const {
     Moved moved = {};
-    if (live) unrolled<Moved::count>([&](int i) { moved.word[i] = *place(number, i); });
+    if (live) unrolled<Moved::count>([&](int i) { moved.word[i] = *address_of(number, i); });
     return unpacked<B, T>(moved);
   }
 
  private:
-  __device__ Word* place(int number, int word) const {
+  __device__ Word* address_of(int number, int word) const {
     return words + (number * Moved::count + word) * B::threads + threadIdx.x;
   }
 };
 
-// ---- Clusters: blocks that store to each other's shared memory. From compute capability 9.0 on.
-// How many blocks form a cluster is compiled in, as CuPy's launches have no attribute for it.
+// ---- Clusters, from compute capability 9.0 on: blocks that store to each other's shared memory.
+// The size of a cluster is a macro, as CuPy's launches have no attribute for it.
 #if CLUSTER > 1
 #define CLUSTER_LAUNCH __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -125,7 +125,8 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// An mbarrier: its phase ends when it was told once what bytes to expect, and they have come.
+// An mbarrier. Its phase ends when one thread has told it how many bytes to expect, and they have
+// arrived.
 using Arrivals = unsigned long long;
 
 __device__ inline void begin_arrivals(Arrivals& arrivals) {
@@ -133,8 +134,9 @@ __device__ inline void begin_arrivals(Arrivals& arrivals) {
                : "memory");
 }
 
-// A thread of a cluster says that its arrivals have begun, and later, before it sends anything,
-// waits until all others have said so. It sees which arrivals have begun then, but no other stores.
+// A thread calls cluster_begun when its arrivals are initialized, and wait_for_cluster before its
+// first send: it waits until all threads of the cluster have called cluster_begun. It then sees
+// their initialized arrivals, but no other stores.
 __device__ inline void cluster_begun() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n\t"
@@ -152,9 +154,9 @@ __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
       : "memory");
 }
 
-// Waits for the end of the phase, which is an even or an odd one, and then sees what has come. It
-// acquires at the block's scope, though data come from the cluster, as CUTLASS does: an acquire of
-// the cluster's scope would empty the L1 cache, which holds nothing of shared memory.
+// Waits for the end of a phase, even or odd, and then sees the data that have arrived. As in
+// CUTLASS, it acquires at the block's scope though the data come from the cluster: an acquire at
+// the cluster's scope would invalidate the L1 cache, which holds no shared memory.
 __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
   for (int ended = 0; !ended;)
     asm volatile(
@@ -166,22 +168,24 @@ __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
         : "memory");
 }
 
-// Stores a value to *place in block `rank`, of whose arrivals its bytes are some.
+// Stores a value to *address in block `rank`; its bytes count as arrivals there.
 template <class T>
-__device__ inline void cluster_send(T value, T* place, Arrivals& arrivals, int rank) {
+__device__ inline void cluster_send(T value, T* address, Arrivals& arrivals, int rank) {
   const auto there = [&](const void* shared) {
-    unsigned address;
+    unsigned mapped;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(address)
+        : "=r"(mapped)
         : "r"(shared_address(shared)), "r"(rank));
-    return address;
+    return mapped;
   };
 #define SEND "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
   if constexpr (sizeof(T) == 4)
-    asm volatile(SEND ".b32 [%0], %1, [%2];" ::"r"(there(place)), "f"(value), "r"(there(&arrivals))
+    asm volatile(SEND ".b32 [%0], %1, [%2];" ::"r"(there(address)), "f"(value),
+                 "r"(there(&arrivals))
                  : "memory");
   else
-    asm volatile(SEND ".b64 [%0], %1, [%2];" ::"r"(there(place)), "d"(value), "r"(there(&arrivals))
+    asm volatile(SEND ".b64 [%0], %1, [%2];" ::"r"(there(address)), "d"(value),
+                 "r"(there(&arrivals))
                  : "memory");
 #undef SEND
 }

@@ -1,60 +1,65 @@
 // SPDX-License-Identifier: MIT
-// Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
-// block, over the blocks of a cluster. The CPU build replaces this file.
+// Reductions in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
+// block, over the blocks of a cluster. The operation is Sum or Max (operations.cuh). The CPU build
+// replaces this file.
 #pragma once
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// One thread's sums over the packs of a chunk: item i of every pack is added to sum i.
-template <class B>
-struct ItemSums {
-  Items<B> sums = {};
+// Of one thread, over the packs of a chunk: value i is that of item i of all packs.
+template <class B, class Op = Sum>
+struct ItemReduction {
+  using Operation = Op;
+  Identities<Op, Item<B>, items_per_pack<B>> values = {};
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
-    sums.item[at.index] += v;
+    values.item[at.index] = Op::of(values.item[at.index], v);
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+    static_assert(same_type<Op, Sum>, "a product is added");
+    values.item[at.index] = fma(a, b, values.item[at.index]);
   }
-  // Folded into one.
-  __device__ Item<B> total() {
+  // Over all items; it overwrites the values.
+  __device__ Item<B> result() {
     fold<items_per_pack<B> / 2>();
-    return sums.item[0];
+    return values.item[0];
   }
 
  private:
   template <int half>
   __device__ void fold() {
-    unrolled<half>([&](int i) { sums.item[i] += sums.item[i + half]; });
+    unrolled<half>([&](int i) { values.item[i] = Op::of(values.item[i + half], values.item[i]); });
     if constexpr (half > 1) fold<half / 2>();
   }
 };
-
-// One thread's sum over the chunks of a row. Each takes what adding the last one gave too much
-// (Kahan's sum), unless that was infinite: roundings of long rows do not add up.
 template <class B>
-struct RowSum {
+using ItemSums = ItemReduction<B>;
+
+// Of one thread, over the chunks of a row.
+template <class B, class Op = Sum>
+struct RowReduction {
+  using Operation = Op;
   using C = typename B::compute_t;
-  C sum = 0, excess = 0;
+  Accumulator<Op, C> chunks;
 
-  __device__ void add(ItemSums<B>& chunk) {
-    const C v = chunk.total() - excess, next = sum + v;
-    excess = next - next == 0 ? (next - sum) - v : 0;
-    sum = next;
-  }
-  __device__ C total() const { return sum; }
+  __device__ void add(ItemReduction<B, Op>& chunk) { chunks.add(chunk.result()); }
+  __device__ C result() const { return chunks.value; }
 };
+template <class B>
+using RowSum = RowReduction<B>;
 
-// Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.
-template <int threads, class C, int n>
+// Every thread of each aligned run of `threads` lanes of a warp gets the results over the run.
+template <int threads, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   static_assert(threads <= 32 && (threads & (threads - 1)) == 0,
                 "a run of lanes is a power of two");
 #pragma unroll
   for (int mask = threads / 2; mask > 0; mask /= 2)
-    unrolled<n>([&](int i) { v.item[i] += __shfl_xor_sync(0xffffffffu, v.item[i], mask); });
+    unrolled<n>([&](int i) {
+      v.item[i] = Op::of(v.item[i], __shfl_xor_sync(0xffffffffu, v.item[i], mask));
+    });
   return v;
 }
 
@@ -65,34 +70,35 @@ __device__ constexpr int lanes_for(int values) {
   return lanes;
 }
 
-// What the warps of a block exchange. Two halves used in turn: a warp may write its next sums while
-// another still reads the last ones, so one barrier a reduction is enough.
+// What the warps of a block exchange. Two halves used in turn: a warp may write its next values
+// while another still reads the last ones, so one barrier a reduction is enough.
 template <class C, int warps>
 struct BlockScratch {
-  static constexpr int max_sums = 3;
-  C sums[2][warps][max_sums];
+  static constexpr int max_values = 3;
+  C values[2][warps][max_values];
 };
 
-// Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
-template <int warps, class C, int n>
+// Every thread of the block gets the results over the block. `turn` counts this thread's calls.
+template <int warps, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
                                               int& turn) {
-  static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_sums,
-                "scratch holds a few sums of up to 32 warps");
-  v = warp_all_reduce<32>(v);
-  auto& sums = scratch.sums[turn++ % 2];
-  if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { sums[threadIdx.x / 32][i] = v.item[i]; });
+  static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_values,
+                "scratch holds a few values of up to 32 warps");
+  v = warp_all_reduce<32, Op>(v);
+  auto& values = scratch.values[turn++ % 2];
+  if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { values[threadIdx.x / 32][i] = v.item[i]; });
   __syncthreads();
   constexpr int lanes = lanes_for(warps);
   const int lane = threadIdx.x % lanes;
-  unrolled<n>([&](int i) { v.item[i] = lane < warps ? sums[lane][i] : C(0); });
-  return warp_all_reduce<lanes>(v);
+  unrolled<n>(
+      [&](int i) { v.item[i] = lane < warps ? values[lane][i] : Op::template identity<C>(); });
+  return warp_all_reduce<lanes, Op>(v);
 }
 
-// What the warps of a cluster send to each of its blocks. Two halves are enough: who has the sums
-// of one turn from all warps, knows that they have read those of the turn before: a warp's shuffles
-// took what it read before it sent the next. A block waits for all that is sent to it, so nothing
-// is sent to one that has ended.
+// What the warps of a cluster send to each of its blocks. Two halves are enough: a thread that has
+// received one turn's values from all warps knows that these have read those of the turn before, as
+// a warp's shuffles consume what it read before it sends the next. A block waits for all that is
+// sent to it, so nothing is sent to one that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {
   Arrivals arrivals[2];
@@ -104,29 +110,29 @@ struct ClusterScratch : BlockScratch<C, warps> {
 };
 
 // The same over the blocks of a cluster, of which each has so many warps.
-template <int warps, int blocks, class C, int n>
+template <int warps, int blocks, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
   constexpr int senders = warps * blocks, lanes = lanes_for(senders);
   static_assert(blocks <= 32, "a lane of a warp sends to each block");
-  auto& sums = scratch.sums[turn % 2];
+  auto& values = scratch.values[turn % 2];
   auto& arrivals = scratch.arrivals[turn % 2];
   const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
   if (threadIdx.x == 0) expect_arrivals(arrivals, senders * sizeof(v));
-  v = warp_all_reduce<32>(v);
+  v = warp_all_reduce<32, Op>(v);
   if (turn == 0) wait_for_cluster();
   if (lane < blocks)
-    unrolled<n>([&](int i) { cluster_send(v.item[i], &sums[sender][i], arrivals, lane); });
+    unrolled<n>([&](int i) { cluster_send(v.item[i], &values[sender][i], arrivals, lane); });
   wait_for_arrivals(arrivals, turn / 2 % 2);
   ++turn;
-  v = {};
+  v = Identities<Op, C, n>{};
 #pragma unroll
   for (int first = 0; first < senders; first += lanes)
     if (const int from = first + lane % lanes; from < senders)
-      unrolled<n>([&](int i) { v.item[i] += sums[from][i]; });
+      unrolled<n>([&](int i) { v.item[i] = Op::of(v.item[i], values[from][i]); });
   __syncwarp();  // the warp has read them before it sends again
-  return warp_all_reduce<lanes>(v);
+  return warp_all_reduce<lanes, Op>(v);
 }
 
 // The threads that share a row: threads_per_row of them. Up to a warp's worth, a block holds
@@ -156,15 +162,17 @@ struct Team {
       return threadIdx.x % threads;
   }
 
-  // Every thread of the team gets the totals of its threads' sums.
-  template <class... Sums>
-  __device__ Pack<C, sizeof...(Sums)> totals(Sums&... sums) {
-    const Pack<C, sizeof...(Sums)> v = {{sums.total()...}};
+  // Every thread of the team gets the results over the team, of reductions by one operation.
+  template <class First, class... Others>
+  __device__ Pack<C, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
+    using Op = typename First::Operation;
+    static_assert((same_type<Op, typename Others::Operation> && ...), "one operation for all");
+    const Pack<C, 1 + sizeof...(Others)> v = {{first.result(), others.result()...}};
     if constexpr (threads <= 32)
-      return warp_all_reduce<threads>(v);
+      return warp_all_reduce<threads, Op>(v);
     else if constexpr (blocks == 1)
-      return block_all_reduce<warps>(v, scratch, turn);
+      return block_all_reduce<warps, Op>(v, scratch, turn);
     else
-      return cluster_all_reduce<warps, blocks>(v, scratch, turn);
+      return cluster_all_reduce<warps, blocks, Op>(v, scratch, turn);
   }
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A row as one of its team's threads sees it.
 //
-// Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It holds B::packs of
-// them in registers at a time: a chunk. A row that is held is one chunk; a longer one is streamed
+// Thread t of a team has the packs t, t + threads_per_row, ... of the row. It holds B::packs of
+// them in registers at a time: a chunk. A row of one chunk is held; a longer one is streamed
 // (streamed.cuh). The CPU build replaces this file.
 #pragma once
 #include "operands.cuh"
@@ -13,7 +13,7 @@ inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::
 template <class B>
 inline constexpr bool streamed = B::width > chunk_width<B>;
 
-// A streamed row may have nearly 2^31 columns, and its last chunk end beyond.
+// A streamed row may have nearly 2^31 columns, and its last chunk may end beyond.
 template <class B>
 using column_t = either<streamed<B>, index_t, int>;
 
@@ -44,8 +44,8 @@ struct Chunk {
   }
 };
 
-// Which of a group's rows a team takes: blocks sweep through memory together. A block of one team
-// takes rows that there are; of several teams, the last may find none left.
+// Which rows of a group a team takes. All blocks move through memory together. If a block has
+// several teams, the last ones may find no row left.
 template <class B>
 struct Row;
 template <class B>
@@ -59,24 +59,24 @@ struct Walk {
   __device__ Walk(Team<B>& team, const BlockShare& share, index_t rows, index_t)
       : team(team), share(share), rows(rows), thread(team.thread()) {}
 
-  // A row of the team's: it may be beyond the last.
+  // A row of the team, which may be beyond the last.
   __device__ Row<B> row(index_t number) const {
     const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
     return {*this, number, share.row_index(row), inside(row, rows)};
   }
 
-  // Whether most blocks of the grid run at once, so that a latency more is felt.
+  // Whether most blocks of the grid run at once, so that the latency of one more load shows.
   static __device__ bool is_short() { return gridDim.x <= 512; }
 
   // All columns, as of some row.
   __device__ Row<B> whole_row() const { return {*this, 0, 0, true}; }
 
-  template <class Use>
-  __device__ void for_each_row(Use use) const {
+  template <class Visit>
+  __device__ void for_each_row(Visit visit) const {
     for (index_t number = 0; first_row(number) < rows; ++number) {
       Row<B> row = this->row(number);
-      if constexpr (Team<B>::per_block == 1) row.exists = true;  // as compilers do not see
-      use(row);
+      if constexpr (Team<B>::per_block == 1) row.exists = true;  // compilers do not find this
+      visit(row);
     }
   }
 
@@ -108,8 +108,8 @@ struct Row {
   __device__ Chunk<B> columns() const { return chunk(0); }
 };
 
-// An operand's packs of a row, as a thread holds them: as they were stored. `once`, for a CPU: the
-// kernel loads no pack of it a second time, even of a streamed row.
+// An operand's packs of a row, as they are stored. `once` is for a CPU: even of a streamed row, the
+// kernel loads no pack a second time.
 template <class B, class T, bool once = false>
 struct RowPacks {
   const T* row;
@@ -123,7 +123,7 @@ struct RowPacks {
       chunk.for_each_pack(
           [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
   }
-  // Has it come to the second-level cache.
+  // Into the second-level cache.
   __device__ void prefetch(const Chunk<B>& chunk) const {
     if constexpr (present<T>)
       chunk.for_each_pack([&](auto at) {
@@ -133,7 +133,7 @@ struct RowPacks {
   __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
 };
 
-// A parameter's, which all rows have.
+// A parameter's packs, which are the same for all rows.
 template <class B, class T>
 using ParameterPacks = RowPacks<B, T>;
 

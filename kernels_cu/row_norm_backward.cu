@@ -13,13 +13,13 @@
 //   dweight = sum over rows of dn * k * r
 //   dbias   = sum over rows of dn
 //
-// The saved mean is rounded, so its error is measured and taken out again (see the forward):
+// The saved mean is rounded, so its error is measured and removed (see the forward):
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
 // Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
-// (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that the wanted gradients
-// do not need are absent.
+// (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that no wanted gradient
+// needs are absent.
 #include "math.cuh"
 #include "param_sums.cuh"
 #include "parameters.cuh"
@@ -61,7 +61,7 @@ struct Arguments {
 
 enum RowSums { SumP, SumDr, SumPDr };  // of p - mean, of dr / k, and of their products
 
-// What a gate does at each item of a pack.
+// The activated gate and its derivative at each item of a pack.
 template <class B>
 using GatePack = Pack<Activated<Item<B>>, items_per_pack<B>>;
 
@@ -72,7 +72,20 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
   return activated;
 }
 
-// An item of the inputs, with the gate applied on the side where it stands.
+// The operands that have one element for each row. Only those that are needed are loaded.
+template <class B>
+struct RowScalars {
+  typename B::compute_t rstd = 0, mean = 0;
+
+  static __device__ RowScalars load(const Arguments<B>& arguments, const Row<B>& row) {
+    RowScalars found;
+    if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
+    if (B::center && row.exists) found.mean = arguments.mean[row.index];
+    return found;
+  }
+};
+
+// An item of the inputs, with the gate applied to x (pre-gate) or to dy (post-gate).
 template <class B>
 struct GatedItem {
   Item<B> dy, dn, x = {}, p = {};
@@ -86,21 +99,7 @@ struct GatedItem {
   }
 };
 
-// What the forward saved of a row, as far as it is needed.
-template <class B>
-struct Statistics {
-  typename B::compute_t rstd = 0, mean = 0;
-};
-
-template <class B>
-__device__ inline Statistics<B> load_statistics(const Arguments<B>& arguments, const Row<B>& row) {
-  Statistics<B> found;
-  if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
-  if (B::center && row.exists) found.mean = arguments.mean[row.index];
-  return found;
-}
-
-// A row: its operands, and what is found of it.
+// A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * factor * k_rstd + k * r * r_factor + offset
 template <class B>
@@ -113,7 +112,7 @@ struct BackwardRow {
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
-  Statistics<B> saved;
+  RowScalars<B> scalars;
   C correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
   __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
@@ -136,7 +135,7 @@ struct BackwardRow {
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
-    if constexpr (B::center) p -= saved.mean;
+    if constexpr (B::center) p -= scalars.mean;
     return p;
   }
   template <class At>
@@ -147,7 +146,7 @@ struct BackwardRow {
     return gates;
   }
 
-  // What a pack adds to the sums over the row. Returns what gates do there, for who keeps that.
+  // Adds a pack to the sums over the row. Returns its gates, which a CPU may keep.
   template <class At>
   __device__ GatePack<B> add_to(ItemSums<B> (&sums)[3], At at,
                                 const Parameters<B>& parameters) const {
@@ -175,28 +174,28 @@ struct BackwardRow {
     const C width = C(row_width(arguments)), k = arguments.k;
     C sum_q_dr = 0;
     if constexpr (B::center && !B::dp) {
-      correction = math::divided(team.totals(sums[SumP]).item[0], width);
+      correction = math::divided(team.all_reduce(sums[SumP]).item[0], width);
     } else if constexpr (B::center) {
-      const auto found = team.totals(sums[SumP], sums[SumDr], sums[SumPDr]);
+      const auto found = team.all_reduce(sums[SumP], sums[SumDr], sums[SumPDr]);
       correction = math::divided(found.item[SumP], width);
-      offset = -saved.rstd * math::divided(k * found.item[SumDr], width);
+      offset = -scalars.rstd * math::divided(k * found.item[SumDr], width);
       sum_q_dr = fma(-correction, found.item[SumDr], found.item[SumPDr]);
     } else if constexpr (B::dp) {
-      sum_q_dr = team.totals(sums[SumPDr]).item[0];
+      sum_q_dr = team.all_reduce(sums[SumPDr]).item[0];
     }
-    k_rstd = k * saved.rstd;
-    r_factor = math::divided(-saved.rstd * (saved.rstd * sum_q_dr), width);
+    k_rstd = k * scalars.rstd;
+    r_factor = math::divided(-scalars.rstd * (scalars.rstd * sum_q_dr), width);
   }
 
-  // The gradients with rows, and what the pack adds to the sums over rows.
+  // Writes dx, dresidual and dgate of a pack, and adds to the sums for dweight and dbias.
   template <class At, class Gates, class Adder, class OtherAdder>
   __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters, Adder& dweight,
                         OtherAdder& dbias) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
     const auto dresidual_out_pack = dresidual_out[at];
-    const auto k_rstd = spread<B>(this->k_rstd);
-    const auto r_factor = spread<B>(this->r_factor), offset = spread<B>(this->offset);
+    const auto k_rstd = broadcast<B>(this->k_rstd);
+    const auto r_factor = broadcast<B>(this->r_factor), offset = broadcast<B>(this->offset);
     RowOutput<B, typename B::dx_t> dx(this->dx);
     RowOutput<B, typename B::dresidual_t> dresidual(this->dresidual);
     RowOutput<B, typename B::dgate_t> dgate(this->dgate);
@@ -228,10 +227,10 @@ struct BackwardRow {
   }
 };
 
-// Inputs of rows to come, on their way to shared memory, each row in a slot. Results may lie over
-// inputs even so: only the thread that copies a pack writes there, after it has taken it. No
-// barrier is needed, as a thread takes what it copied itself, and copies to the same place only
-// after that.
+// Inputs of the next rows, on their way to shared memory, each row in a slot. A result may share
+// the memory of an input: only the thread that copies a pack writes there, after it has taken the
+// pack. No barrier is needed: a thread takes only what it copied itself, and then copies to the
+// same place.
 template <class B>
 struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
@@ -251,7 +250,7 @@ struct StagedRows {
     async_commit();
   }
 
-  // The row of the slot that was copied to first, once its copies have come.
+  // Takes a row from the slot whose copies were started first, once they have arrived.
   __device__ void take(BackwardRow<B>& inputs, const Row<B>& row, int slot) const {
     async_wait<B::stages - 1>();
     dy.take(inputs.dy, row, slot);
@@ -261,9 +260,9 @@ struct StagedRows {
   }
 };
 
-// Rows that their team holds; `place` is where one lies, and which columns are the thread's. A
-// thread has its packs of all operands in registers, with its sums of their columns. It waits for
-// the others once a row, in `find_factors`.
+// Rows that are held; `place` says where a row lies, and which columns are the thread's. A thread
+// has its packs of all operands in registers, and its sums for their columns. It waits for the
+// others once a row, in `find_factors`.
 template <class B>
 __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>& team,
                                           const Walk<B>& walk) {
@@ -271,29 +270,29 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   const StagedRows<B> staged(memory);
   ParamSums<B> sums(arguments, walk, memory);
   Parameters<B> parameters(arguments, walk.share);
-  Statistics<B> next_statistics;
+  RowScalars<B> next_scalars;
   int slot = 0;
 
-  // Load: the parameters once; and the first rows, so many as there are slots. Those beyond the
-  // last row have no columns.
+  // Load the parameters once, and start to load one row for each slot. Rows beyond the last have no
+  // columns.
   parameters.load(walk.whole_row().columns());
   if constexpr (B::stages > 0) {
     for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
-    next_statistics = load_statistics(arguments, walk.row(0));
+    next_scalars = RowScalars<B>::load(arguments, walk.row(0));
   }
 
   walk.for_each_row([&](const auto& place) {
-    // Load: the row from its slot, which another row takes at once; without slots, from memory.
+    // Load the row from its slot, which the next row takes at once; without slots, from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);
       staged.copy(arguments, place.after(B::stages), slot);
       slot = slot + 1 < B::stages ? slot + 1 : 0;
-      row.saved = next_statistics;
-      next_statistics = load_statistics(arguments, place.after(1));
+      row.scalars = next_scalars;
+      next_scalars = RowScalars<B>::load(arguments, place.after(1));
     } else {
-      row.saved = load_statistics(arguments, place);
+      row.scalars = RowScalars<B>::load(arguments, place);
       row.load(columns);
       row.dresidual_out.load(columns);
     }
@@ -306,7 +305,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Reduce over the team, and find the factors.
     row.find_factors(arguments, team, row_sums);
 
-    // Store. What gates do is computed again: two numbers an item would take too many registers.
+    // Store. Gates are recomputed: to keep two numbers an item would take too many registers.
     columns.for_each_pack([&](auto at) {
       sums.add(at, [&](auto& dweight, auto& dbias) {
         row.write(at, row.gates(at), parameters, dweight, dbias);

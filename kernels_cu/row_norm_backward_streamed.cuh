@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Row norms, backward, of rows that are streamed: too long for the team's registers on a GPU, and
-// all of them on a CPU. A pass finds the factors, chunk by chunk; a second one reads the row again,
-// from its end backwards, and writes the gradients.
+// Row norms, backward, of streamed rows: those too long for the team's registers on a GPU, all rows
+// on a CPU. The first pass finds the factors, chunk by chunk; the second one reads the row
+// backwards and writes the gradients.
 #pragma once
 #include "streamed.cuh"
 
 template <class B>
 struct StreamedBackwardRow : BackwardRow<B> {
-  HeldPacks<B, GatePack<B>, false> gates_held;  // on a CPU; a GPU computes them again
+  HeldPacks<B, GatePack<B>, false> gates_held;  // on a CPU; a GPU recomputes them
 
   __device__ StreamedBackwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
       : BackwardRow<B>(arguments, row), gates_held(row) {}
@@ -22,7 +22,7 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
 
   const auto find = [&](const StreamedRow<B>& place) {
     StreamedBackwardRow<B> row(arguments, place);
-    row.saved = load_statistics<B>(arguments, place);
+    row.scalars = RowScalars<B>::load(arguments, place);
     RowSum<B> row_sums[3];
     if constexpr (B::reduces)
       place.for_each_chunk([&](const auto& chunk) {

@@ -10,12 +10,12 @@
 //   n    = k * r * (weight + weight_offset) + bias         k * rstd is one factor
 //   y    = n * g(gate)    if post-gate, else n
 //
-// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 it is off by thousands of
-// ulps of the result. So the row is shifted by about its mean, and what is left is corrected:
+// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 its error is thousands of
+// ulps of the result. So the row is shifted by about its mean, and the mean of the rest corrected:
 //   t = p - shift,   correction = mean(t),   q = t - correction
 //   mean(q * q) = mean(t * t) - correction^2
-// With a shift within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, and
-// the difference keeps its accuracy. Of a row that is held the shift is the mean.
+// With a shift within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, so
+// the difference stays accurate. The shift of a row that is held is its rounded mean.
 #include "math.cuh"
 #include "parameters.cuh"
 
@@ -25,7 +25,7 @@ struct Build : RowBuild {
   using y_t = Y_T;
   using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // of s
   static constexpr bool writes_stream = present<residual_out_t>;
-  static constexpr bool reduces = true;  // over each row; a backward may have no need
+  static constexpr bool reduces = true;  // over each row; a backward need not
 };
 
 template <class B>
@@ -43,11 +43,11 @@ struct Arguments {
   Number<C> k, eps, weight_offset;
 };
 
-// A pack of p: as s is stored, but for what a gate multiplied.
+// A pack of p: of the stored s, or of computed items where a gate multiplies s.
 template <class B>
 using PackOfP = either<B::pre_gate, Items<B>, LoadedPack<B, typename B::stream_t>>;
 
-// A row: its operands, and what is found of it.
+// A row: its operands, its moments, and its factor.
 template <class B>
 struct ForwardRow {
   using C = typename B::compute_t;
@@ -68,7 +68,7 @@ struct ForwardRow {
         gate(row.of(arguments.gate)),
         parameters(arguments, row.walk.share) {}
 
-  // s, which is stored if it is a result, and read as it was rounded.
+  // Returns s, rounded as it is stored. It stores s if that is a result.
   template <class At>
   __device__ auto make_stream(At at) const {
     if constexpr (!B::writes_stream) {
@@ -115,7 +115,7 @@ struct ForwardRow {
   template <class At, class P>
   __device__ void write_y(At at, const P& p) const {
     const auto gate_pack = gate[at];
-    const auto factor = spread<B>(k_rstd);
+    const auto factor = broadcast<B>(k_rstd);
     RowOutput<B, typename B::y_t> output(y);
     for_each_item<B>(at, [&](auto item) {
       auto q = read<B>(p, item);
@@ -128,8 +128,8 @@ struct ForwardRow {
   }
 };
 
-// A row that its team holds; `place` is where it lies, and which columns are the thread's. A thread
-// has its packs of all operands in registers. It waits for the others in `totals`: lanes of a warp
+// A row that is held; `place` says where it lies, and which columns are the thread's. A thread has
+// its packs of all operands in registers. It waits for the others in `all_reduce`: lanes of a warp
 // shuffle, a block has a barrier, a cluster waits for what its blocks send.
 template <class B>
 __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& team,
@@ -138,8 +138,8 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   const auto columns = place.columns();
   ForwardRow<B> row(arguments, place);
 
-  // Load. A compiler moves loads down to where they are needed, but no prefetch. Where few rows
-  // wait for memory but once, what is needed last is asked for with the rest.
+  // Load. Compilers move loads, but not prefetches, down to where they are needed. In a short grid,
+  // what is needed last is prefetched, so that all of it waits for memory at the same time.
   if (place.walk.is_short()) {
     row.parameters.weight.prefetch(columns);
     row.parameters.bias.prefetch(columns);
@@ -153,26 +153,26 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   // The residual stream, and p.
   PackOfP<B> p[B::packs];
   columns.for_each_pack([&](auto at) { p[at.index] = row.make_p(at, row.make_stream(at)); });
-  const auto for_each_p = [&](auto use) {
+  const auto for_each_p = [&](auto visit) {
     columns.for_each_pack([&](auto at) {
-      for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at.index], item)); });
+      for_each_item<B>(at, [&](auto item) { visit(item, read<B>(p[at.index], item)); });
     });
   };
 
-  // Reduce: the mean square, of a row that is centered about its mean.
+  // Reduce: the mean square, about the mean if rows are centered.
   ItemSums<B> p_sums, t_sums, square_sums;
   if constexpr (!B::center) {
     for_each_p([&](auto item, auto v) { square_sums.add_product(item, v, v); });
-    row.variance = math::divided(team.totals(square_sums).item[0], width);
+    row.variance = math::divided(team.all_reduce(square_sums).item[0], width);
   } else {
     for_each_p([&](auto item, auto v) { p_sums.add(item, v); });
-    row.shift = math::divided(team.totals(p_sums).item[0], width);
+    row.shift = math::divided(team.all_reduce(p_sums).item[0], width);
     for_each_p([&](auto item, auto v) {
       const auto t = clear_outside<B>(v - row.shift, item);  // where v is 0, but t is not
       t_sums.add(item, t);
       square_sums.add_product(item, t, t);
     });
-    row.find_moments(team.totals(t_sums, square_sums), width);
+    row.find_moments(team.all_reduce(t_sums, square_sums), width);
   }
 
   // Factors, and the statistics.

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Row norms, forward, of rows that are streamed: too long for the team's registers on a GPU, and
-// all of them on a CPU. A pass finds the factors, chunk by chunk; a second one reads the row again,
-// from its end backwards, and writes y.
+// Row norms, forward, of streamed rows: those too long for the team's registers on a GPU, all rows
+// on a CPU. The first pass finds the factors, chunk by chunk; the second one reads the row
+// backwards and writes y.
 //
-// The shift of a centered row is the mean of its first chunk. Where that is more than half a
-// deviation off, the row is read once more.
+// The shift of a centered row is the mean of its first chunk. If that is more than half a deviation
+// from the mean, the first pass is repeated.
 #pragma once
 #include "streamed.cuh"
 
 template <class B>
 struct StreamedForwardRow : ForwardRow<B> {
-  RowPacks<B, typename B::stream_t> stream;  // s, where it is read again
+  RowPacks<B, typename B::stream_t> stream;  // s, to be read in the second pass
   HeldPacks<B, PackOfP<B>> p;
 
   __device__ StreamedForwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
@@ -31,29 +31,30 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
   StreamedForwardRow<B> row(arguments, place);
   const C width = C(row_width(arguments));
 
-  // Each item of p: of a chunk that is to be loaded, that was loaded last, that is read again.
-  const auto use_pack = [&](auto at, const auto& use) {
+  // Each visits the items of p: load_and_visit of a new chunk, visit_loaded of the chunk that was
+  // loaded last, reload_and_visit of a chunk whose s is loaded again.
+  const auto visit_pack = [&](auto at, const auto& visit) {
     const auto& pack = row.p[at];
-    for_each_item<B>(at, [&](auto item) { use(item, read<B>(pack, item)); });
+    for_each_item<B>(at, [&](auto item) { visit(item, read<B>(pack, item)); });
   };
-  const auto load_and_use = [&](const auto& chunk, const auto& use) {
+  const auto load_and_visit = [&](const auto& chunk, const auto& visit) {
     row.x.load(chunk);
     row.residual.load(chunk);
     if constexpr (B::pre_gate) row.gate.load(chunk);
     chunk.for_each_pack([&](auto at) {
       row.p.put(at, row.make_p(at, row.make_stream(at)));
-      use_pack(at, use);
+      visit_pack(at, visit);
     });
   };
-  const auto use_loaded = [&](const auto& chunk, const auto& use) {
-    chunk.for_each_pack([&](auto at) { use_pack(at, use); });
+  const auto visit_loaded = [&](const auto& chunk, const auto& visit) {
+    chunk.for_each_pack([&](auto at) { visit_pack(at, visit); });
   };
-  const auto reload_and_use = [&](const auto& chunk, const auto& use) {
+  const auto reload_and_visit = [&](const auto& chunk, const auto& visit) {
     row.stream.load(chunk);
     if constexpr (B::pre_gate) row.gate.load(chunk);
     chunk.for_each_pack([&](auto at) {
       row.p.put(at, row.make_p(at, row.stream[at]));
-      use_pack(at, use);
+      visit_pack(at, visit);
     });
   };
 
@@ -61,16 +62,16 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
     RowSum<B> squares;
     place.for_each_chunk([&](const auto& chunk) {
       ItemSums<B> sums;
-      load_and_use(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
+      load_and_visit(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
       squares.add(sums);
     });
-    row.variance = math::divided(team.totals(squares).item[0], width);
+    row.variance = math::divided(team.all_reduce(squares).item[0], width);
   } else {
     RowSum<B> first_sum, sum_t, sum_tt;
     C shift = 0;
-    const auto add_chunk = [&](const auto& chunk, const auto& use_chunk) {
+    const auto add_chunk = [&](const auto& chunk, const auto& visit_chunk) {
       ItemSums<B> t_sums, tt_sums;
-      use_chunk(chunk, [&](auto item, auto v) {
+      visit_chunk(chunk, [&](auto item, auto v) {
         const auto t = clear_outside<B>(v - shift, item);  // where v is 0, but t is not
         t_sums.add(item, t);
         tt_sums.add_product(item, t, t);
@@ -80,20 +81,20 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
     };
     place.with_first_chunk([&](const auto& chunk) {
       ItemSums<B> sums;
-      load_and_use(chunk, [&](auto item, auto v) { sums.add(item, v); });
+      load_and_visit(chunk, [&](auto item, auto v) { sums.add(item, v); });
       first_sum.add(sums);
-      shift = math::divided(team.totals(first_sum).item[0], C(place.first_width()));
-      add_chunk(chunk, use_loaded);
+      shift = math::divided(team.all_reduce(first_sum).item[0], C(place.first_width()));
+      add_chunk(chunk, visit_loaded);
     });
-    place.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
-    row.find_moments(team.totals(sum_t, sum_tt), width);
+    place.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_visit); });
+    row.find_moments(team.all_reduce(sum_t, sum_tt), width);
 
     if (4 * row.correction * row.correction > row.variance) {
       shift += row.correction;
       sum_t = {};
       sum_tt = {};
-      place.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
-      row.find_moments(team.totals(sum_t, sum_tt), width);
+      place.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_visit); });
+      row.find_moments(team.all_reduce(sum_t, sum_tt), width);
     }
     row.shift = shift;
   }
@@ -107,7 +108,7 @@ __device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>
   for_each_row(
       walk, [&](const StreamedRow<B>& place) { return first_pass(arguments, team, place); },
       [&](auto& row, const StreamedRow<B>& place) {
-        place.for_each_chunk_again([&](const auto& chunk) {
+        place.for_each_chunk_in_second_pass([&](const auto& chunk) {
           row.stream.load(chunk);
           row.gate.load(chunk);
           row.parameters.load(chunk);

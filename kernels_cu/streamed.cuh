@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows that are too long to be held: a team goes over them chunk by chunk, and again in the second
-// pass, from the end backwards, as what was read last is in the caches still. The CPU build
-// replaces this file.
+// Rows that are too long to be held. A team goes over them chunk by chunk; in the second pass
+// backwards, as what was read last is still in the caches. The CPU build replaces this file.
 #pragma once
 #include "row.cuh"
 
@@ -26,9 +25,9 @@ struct StreamedRow : Row<B> {
     f(this->chunk(0));
     for_each_next_chunk(f);
   }
-  // The second pass.
+  // Backwards.
   template <class F>
-  __device__ void for_each_chunk_again(F f) const {
+  __device__ void for_each_chunk_in_second_pass(F f) const {
     for (index_t begin = (B::width - 1) / chunk_width<B> * chunk_width<B>; begin > 0;
          begin -= chunk_width<B>)
       f(this->chunk(begin));
@@ -36,7 +35,7 @@ struct StreamedRow : Row<B> {
   }
 };
 
-// What a thread computed of the last chunk. In the second pass it computes that again.
+// What a thread computed of the last chunk. The second pass recomputes it.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V packs[B::packs];
@@ -51,7 +50,7 @@ struct HeldPacks {
   }
 };
 
-// write(find(row), row) for the rows of a team.
+// write(find(row), row) for each row of a team.
 template <class B, class Find, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, Find find, Write write) {
   walk.for_each_row([&](const StreamedRow<B>& row) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Storage types and the one conversion between any two of them.
 //
-// An operand is stored in fp16, bf16, fp32 or fp64 and computed on in fp32 or fp64. `absent` is the
-// type of an operand that a build does not have: code that handles an operand stands under `if
+// An operand is stored in fp16, bf16, fp32 or fp64; kernels compute in fp32 or fp64. `absent` is
+// the type of an operand that a build does not have: code for an optional operand stands under `if
 // constexpr (present<...>)`.
 #pragma once
 #include <cuda_bf16.h>
@@ -62,8 +62,8 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles at a time: as many as the width and the types
-// of the operands say, whatever a pointer's alignment, as the order of a row's sums depends on it.
+// The consecutive elements that one thread handles at a time. Their number depends on the width and
+// on the types of the operands, but not on alignment, as the order of a row's sums depends on it.
 template <class T, int size>
 struct Pack {
   T item[size];
@@ -71,7 +71,7 @@ struct Pack {
 template <int size>
 struct Pack<absent, size> {};
 
-// f(0), f(1), ... f(count - 1) with constant arguments, so that what they index can stay in
+// f(0), f(1), ... f(count - 1) with constant arguments, so that arrays that they index can stay in
 // registers.
 template <int count, int first = 0, class F>
 __device__ inline void unrolled(const F& f) {

@@ -91,7 +91,7 @@ CHANGES = {
     "#pragma omp barrier": "pthread_barrier_wait(&barrier);",
     "    return 0;\n  }\n#endif": "    });\n    return 0;\n  }\n#endif",
     "  threads = threads_that_start(threads);\n": "",  # of OpenMP
-    "// One of several threads' share": PARALLEL + "// One of several threads' share",
+    "// Runs a thread's share": PARALLEL + "// Runs a thread's share",
 }
 
 

@@ -112,8 +112,8 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
 def runs_of(planned, rows):
     """Return a kernel's text whose recent sums cover at most so many rows."""
     text = source_text(planned.kernel)
-    assert text.count("most_recent = 32;") == 1
-    return {planned.kernel: text.replace("most_recent = 32;", f"most_recent = {rows};")}
+    assert text.count("max_recent_rows = 32;") == 1
+    return {planned.kernel: text.replace("max_recent_rows = 32;", f"max_recent_rows = {rows};")}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ def text_of(folder: Path, file: str) -> str:
     return text + "".join(text_of(folder, name) for name in included if (folder / name).is_file())
 
 
+def code(path: Path) -> str:
+    """Return a file's text without comments."""
+    return re.sub(r"//.*", "", path.read_text("utf-8"))
+
+
 def defines(text: str, name: str) -> bool:
     kinds = rf"(?:struct|using|#define|constexpr \w+|::)\s+{name}\b|using ::{name}\b"
     return bool(re.search(rf"^.*(?:{kinds}|\b(?!return)[\w>:]+&? {name}\().*$", text, re.M))
@@ -41,6 +46,15 @@ def test_both_machines_provide_the_names_that_kernels_are_written_in(file):
     on_gpu, on_cpu = (ON_GPU / file).read_text("utf-8"), text_of(ON_CPU, there)
     assert [name for name in NAMES[file] if not defines(on_gpu, name)] == []
     assert [name for name in NAMES[file] if not defines(on_cpu, name)] == []
+
+
+@pytest.mark.parametrize("file", NAMES)
+def test_the_list_has_each_name_of_a_replaced_header_that_kernels_use(file):
+    shared = "".join(code(path) for path in ON_GPU.iterdir() if path.name not in NAMES)
+    own_to_kernels = set(re.findall(r"\bclass (\w+)", shared))  # parameters of templates
+    header = re.sub(r"^ .*", "", code(ON_GPU / file), flags=re.M)  # without members
+    used = set(re.findall(r"\w+", shared)) - own_to_kernels
+    assert {name for name in used if defines(header, name)} <= set(NAMES[file])
 
 
 def test_each_header_that_a_cpu_replaces_is_in_the_list():

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What a CPU's caches are told, and what is kept in them from one pass to the next.
+// Prefetches, and memory that stays in a core's caches from one pass to the next.
 #pragma once
 #include "memory.cuh"
 #include "shared.h"
 
 inline constexpr int cache_line = 64;
 
-// GCC takes what only prefetches for something without an effect, and drops calls that it does not
-// inline at once.
+// GCC takes a function that only prefetches for one without an effect, and drops its calls; so it
+// must inline them.
 template <class B, class T>
 __forceinline__ void prefetch_part(const T* row, index_t column) {
   constexpr int to_read = 0, to_second_level = 2;
@@ -35,15 +35,16 @@ SHARED {
   inline thread_local CacheLine kept_lines[lines];
 }
 
-// GCC must not know what the address is: it would ask for it anew in each step of a loop.
+// The asm hides the address of the thread-local memory from GCC, which would look it up in each
+// step of a loop.
 template <class V, int packs>
 inline V* kept_packs() {
   if constexpr (packs == 0) {
     return nullptr;
   } else {
     constexpr index_t lines = (sizeof(V) * packs + cache_line - 1) / cache_line;
-    V* place = reinterpret_cast<V*>(kept_lines<lines>);
-    asm("" : "+r"(place));
-    return place;
+    V* address = reinterpret_cast<V*>(kept_lines<lines>);
+    asm("" : "+r"(address));
+    return address;
   }
 }

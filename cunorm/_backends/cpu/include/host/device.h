@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a kernel of one thread a block needs of CUDA, on a CPU: the fast build. Barriers and
-// shuffles have nobody to wait for; launch.h runs the blocks on all cores.
+// What kernels use of CUDA, for a CPU: a block has one thread, so barriers and shuffles do nothing.
+// launch.h runs the blocks on all cores.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include "gang.h"
 
-// Accumulators stay in registers only where all is inlined.
+// Accumulators stay in registers only if everything is inlined.
 #define __global__ __attribute__((flatten, noinline))
 #define __device__
 #define __forceinline__ __attribute__((always_inline)) inline

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Threads that share blocks: those of a CPU, where rows are few and long, or samples few. Each has
-// its parts of every row, or strips; launch.h says which thread is which.
+// The threads that share blocks, where rows are few and long, or samples are few. Each has its own
+// parts of every row, or its own strips; launch.h numbers the threads.
 #pragma once
 #include <algorithm>
 
@@ -18,23 +18,23 @@ struct Gang {
   void (*wait)() = nullptr;  // until all threads have come here
   double* sums = nullptr;    // `rings` rows of one for each part
   long long parts = 1;       // of a row, or shares
-  long long part = 0;        // that the thread is in; negative: in none
-  // How many neighbours a thread has at a time: memory is quicker where much is read on end.
+  long long part = 0;        // the thread's current one; negative: none
+  // A thread takes so many neighbouring parts at a time: long sequential reads are quicker.
   long long run = std::max(parts / (8 * threads), 1LL);
   int next_ring = 0;
 
   static constexpr int rings = 8;
 
-  // Sums of the parts, for one of some things that are summed. They are used again when the thread
-  // has waited several times.
-  template <class C>
+  // A value of each part, for one reduction. The memory is used again when the thread has waited
+  // several times.
+  template <class Op, class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
-    for_each_part([&](long long i) { found[i] = 0; });
+    for_each_part([&](long long i) { found[i] = Op::template identity<C>(); });
     return found;
   }
 
-  // f(part) for those of the thread.
+  // f(part) for the thread's parts.
   template <class F>
   void for_each_part(const F& f) const {
     for (long long first = thread * run; first < parts; first += threads * run)

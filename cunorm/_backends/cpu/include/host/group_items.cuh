@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What the passes over groups hand on: sums, what is found of groups, and h of the backward, where
-// the last pass takes it from the first.
+// What one pass over groups hands on to the next: sums, the factors of groups, and h of the
+// backward if the last pass does not recompute it.
 #pragma once
 #include "caches.h"
 #include "group_strip.cuh"
 
-// Packs of h that a thread keeps of its groups; or whether there is memory for all of it.
+// KEPT_H: packs of h that a thread keeps of its groups. HANDED_H: whether memory has room for all
+// h.
 #ifndef KEPT_H
 #define KEPT_H 0
 #endif
@@ -13,7 +14,7 @@
 #define HANDED_H false
 #endif
 
-// h is handed on in memory where it takes longer to compute it than to store and load it: measured.
+// h is handed on in memory where storing and loading it is quicker than computing it (measured).
 template <class B>
 inline constexpr bool handed_h =
     HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||
@@ -22,8 +23,8 @@ inline constexpr bool handed_h =
 template <class B>
 struct Tile;
 
-// What is handed on in memory: rows of sums of channels for each part of each sample, what is found
-// of each group of the launch, and items of samples.
+// Memory for what is handed on: rows of sums of channels for each part of each sample, factors of
+// each group of the launch, and items of h.
 template <class B>
 struct HandedOn {
   using C = typename B::compute_t;
@@ -44,11 +45,11 @@ struct HandedOn {
   }
 };
 
-// What is computed of items in the first pass and, where it is kept, taken from there by the last.
+// Values of items: computed in the first pass and, where they are kept, read in the last one.
 template <class B>
 struct TileItems {
   static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
-  static_assert(!kept || (B::find && B::write), "the first pass keeps what the last one takes");
+  static_assert(!kept || (B::find && B::write), "the last pass reads what the first one keeps");
   const Sizes& sizes;
   Lines<typename B::dx_t> results;
   index_t block_channels, line_packs;
@@ -67,18 +68,18 @@ struct TileItems {
 
   template <class At, class ItemAt, class F>
   Item<B> operator()(At at, ItemAt item, const F& f) const {
-    if constexpr (kept && At::writes) return place(at)->item[item.index];
+    if constexpr (kept && At::writes) return kept_items(at)->item[item.index];
     const Item<B> v = f();
     if constexpr (in_thread)
       if (item.index % items_per_part<B> == 0)
         prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
-    if constexpr (kept) place(at)->item[item.index] = v;
+    if constexpr (kept) kept_items(at)->item[item.index] = v;
     return v;
   }
 
  private:
   template <class At>
-  Items<B>* place(At at) const {
+  Items<B>* kept_items(At at) const {
     index_t line = at.line;
     if constexpr (handed_h<B>)
       line +=

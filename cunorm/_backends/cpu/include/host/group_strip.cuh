@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT
-// A strip of a part of a sample, as a CPU goes over it: one pack of channels wide or, with channels
-// first, one channel. What chunks of its packs add up to is added to what those before did.
+// A strip of a part of a sample: one pack of channels wide or, with channels first, one channel.
+// The sums of chunks of its packs are added up by Kahan's sum.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
 
 template <class Column, bool writes_>
-struct PackAt {
+struct TilePackAt {
   static constexpr bool writes = writes_;  // the pass
   index_t sample, line;
   Column column;
   index_t end;  // of the line
 };
 template <class B, class Column, bool writes, class F>
-inline void for_each_item(PackAt<Column, writes> at, const F& f) {
+inline void for_each_item(TilePackAt<Column, writes> at, const F& f) {
   for_each_item<B>(at.column, at.end, f);
 }
 
-// One thread's sum over chunks of packs for each of a strip's channels, or for its channel.
+// A sum over chunks of packs for each channel of a strip.
 template <class B>
 struct LineSum {
-  Pack<RunSum<B, Item<B>>, items_per_pack<B>> total = {};
+  Pack<Accumulator<Sum, Item<B>>, items_per_pack<B>> total = {};
 
   void add(ItemSums<B>& chunk, int part) {
-    RunSum<B, Item<B>>* const totals = total.item + part * items_per_part<B>;
-    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.sums.item[i]); });
+    Accumulator<Sum, Item<B>>* const totals = total.item + part * items_per_part<B>;
+    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.values.item[i]); });
   }
   Items<B> value() const {
-    return for_channels<B>([&](int i) { return total.item[i].sum; });
+    return for_channels<B>([&](int i) { return total.item[i].value; });
   }
 };
 template <class B>
 struct ColumnSum : RowSum<B> {
   void add(ItemSums<B>& chunk, int) { RowSum<B>::add(chunk); }
-  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::total())}}; }
+  ChannelItems<B> value() const { return {{broadcast<B>(RowSum<B>::result())}}; }
 };
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
@@ -54,7 +54,7 @@ struct Strip {
     return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
   }
 
-  // To be written.
+  // For the pass that writes.
   template <class F>
   void for_each_pack(const F& f) const {
     for_each_chunk([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
@@ -72,9 +72,8 @@ struct Strip {
     return found;
   }
 
-  // The mean of a sample of each channel: of positions or, with channels first, of packs of them,
-  // which lie as far apart as they can. The mean of 32 elements is mostly within a fifth of the
-  // deviation.
+  // The mean of some positions of each channel or, with channels first, of some packs of positions,
+  // as far apart as possible. The mean of 32 elements is mostly within a fifth of the deviation.
   template <class Add>
   ChannelItems<B> sampled_mean(const Add& add) const {
     const index_t first = part * sizes.part_positions, positions = sizes.positions_of(part);
@@ -85,9 +84,9 @@ struct Strip {
       for_each_part([&](Part at) {
         ItemSums<B> sums[1];
         for (index_t line = first; line < first + positions; line += step)
-          add(PackAt<Part, false>{sizes.first_sample + sample, line, at, sizes.channels}, sums);
+          add(TilePackAt<Part, false>{sizes.first_sample + sample, line, at, sizes.channels}, sums);
         for (int i = 0; i < items_per_part<B>; ++i)
-          mean.item[at.part * items_per_part<B> + i] = sums[0].sums.item[i] / count;
+          mean.item[at.part * items_per_part<B> + i] = sums[0].values.item[i] / count;
       });
       return mean;
     } else {
@@ -97,9 +96,9 @@ struct Strip {
       ItemSums<B> sums[1];
       const auto add_up = [&](auto at) { add(at, sums); };
       for (index_t pack = 0; pack < packs; pack += step)
-        use_column<false>(WholeColumn<>{first + pack * B::pack}, add_up);
-      if (packs == 0) use_column<false>(CutColumn<>{first}, add_up);
-      return {{spread<B>(sums[0].total() / count)}};
+        visit_column<false>(WholeColumn<>{first + pack * B::pack}, add_up);
+      if (packs == 0) visit_column<false>(CutColumn<>{first}, add_up);
+      return {{broadcast<B>(sums[0].result() / count)}};
     }
   }
 
@@ -117,7 +116,7 @@ struct Strip {
       return out;
     } else {
       const auto value = convert<typename B::compute_t>(parameter[channel]);
-      return ChannelItems<B>{{spread<B>(value)}};
+      return ChannelItems<B>{{broadcast<B>(value)}};
     }
   }
 
@@ -131,7 +130,7 @@ struct Strip {
   ChannelItems<B> of_groups(const Value& value) const {
     const index_t size = sizes.channels / sizes.groups, first = sample * sizes.groups;
     if constexpr (!B::channels_last) {
-      return {{spread<B>(value(first + channel / size))}};
+      return {{broadcast<B>(value(first + channel / size))}};
     } else {
       typename B::compute_t values[B::pack] = {}, found = 0;
       const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
@@ -150,13 +149,14 @@ struct Strip {
   }
 
  private:
-  // From one that is taken to the next, so that at least so many are, or all.
+  // The distance of the packs that are taken, such that at least `least` or all of them are.
   static index_t sample_step(index_t packs, int least) {
     return std::max<index_t>(1, (packs - 1) / (least - 1));
   }
 
-  // f(first, end) for chunks of 16 packs at most: of lines or, with channels first, of columns.
-  // With channels last one part of all lines after the other, so that a loop has few sums.
+  // f(first, end) for chunks of at most 16 packs: of lines or, with channels first, of columns.
+  // With channels last it visits one part of all lines after the other, so that a loop has few
+  // sums.
   template <class F>
   void for_each_chunk(const F& f) const {
     const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);
@@ -175,18 +175,18 @@ struct Strip {
   void for_each_pack_of(First first, index_t end, const F& f) const {
     if constexpr (B::channels_last)
       for (index_t line = first.line; line < end; ++line)
-        f(PackAt<Part, writes>{sizes.first_sample + sample, line, first, sizes.channels});
+        f(TilePackAt<Part, writes>{sizes.first_sample + sample, line, first, sizes.channels});
     else
-      use_columns<writes>(first, First::is_whole ? end : first.column + 1, f);
+      visit_columns<writes>(first, First::is_whole ? end : first.column + 1, f);
   }
   template <bool writes, class Column, class F>
-  void use_columns(Column first, index_t end, const F& f) const {
-    for (Column at = first; at.column < end; at.column += B::pack) use_column<writes>(at, f);
+  void visit_columns(Column first, index_t end, const F& f) const {
+    for (Column at = first; at.column < end; at.column += B::pack) visit_column<writes>(at, f);
   }
   template <bool writes, class Column, class F>
-  void use_column(Column at, const F& f) const {
-    f(PackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
+  void visit_column(Column at, const F& f) const {
+    f(TilePackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
     if constexpr (Column::part + 1 < parts_per_pack<B>)
-      use_column<writes>(typename Column::Next{at.column}, f);
+      visit_column<writes>(typename Column::Next{at.column}, f);
   }
 };

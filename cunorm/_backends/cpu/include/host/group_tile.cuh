@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The CPU's group_tile.cuh: a tile is a strip of a part of a sample, one pack of channels wide or,
-// with channels first, one channel. A block has all strips of some groups of a sample, which stay
-// in the core's caches; or of all samples of the launch, and threads share it. Each strip hands on
-// sums of each of its channels.
+// The CPU's group_tile.cuh: a tile consists of strips of parts of samples. A strip is one pack of
+// channels wide or, with channels first, one channel. A block has all strips of some groups of a
+// sample, which stay in the core's caches; or those of all samples of the launch, which threads
+// share. Each strip hands on sums of each of its channels.
 #pragma once
 #include "group_items.cuh"
 
-// The channels are a multiple of those of a pack: half of what there is to compile.
+// The number of channels is a multiple of a pack's: this halves the code to compile.
 #ifdef WHOLE_PACKS
 inline constexpr bool whole_packs = true;
 #else
@@ -20,7 +20,8 @@ inline constexpr bool shared_samples = true;
 inline constexpr bool shared_samples = false;
 #endif
 
-// Whether a pass reads an operand: the last does not where h, which alone takes it, is handed on.
+// Whether a pass reads an operand. The last pass does not read one that only h needs if h is handed
+// on.
 template <class B, bool for_h, bool writes>
 inline constexpr bool is_read = true;
 template <class B>
@@ -33,63 +34,63 @@ struct Tile {
 
   explicit Tile(const Sizes& sizes) : sizes(sizes) {}
 
-  // What strips take is found for each of them anew.
+  // of(strip) is computed for each strip.
   template <class Of>
   auto of_strips(const Of& of) const {
     return of;
   }
-  template <class Use>
-  void for_each_strip(const Use& use) const {
+  template <class Visit>
+  void for_each_strip(const Visit& visit) const {
     constexpr index_t step = B::channels_last ? B::pack : 1;
     const index_t strips = (sizes.channels + step - 1) / step;
     if constexpr (shared_samples) {
       for_each_share(sizes.samples * sizes.parts * strips, [&](index_t number) {
         const index_t rest = number / (B::channels_last ? strips : sizes.parts);
         if constexpr (B::channels_last)
-          use_strip(rest / sizes.parts, rest % sizes.parts, number % strips * step, use);
+          visit_strip(rest / sizes.parts, rest % sizes.parts, number % strips * step, visit);
         else
-          use_strip(rest / strips, number % sizes.parts, rest % strips, use);
+          visit_strip(rest / strips, number % sizes.parts, rest % strips, visit);
       });
     } else {
       const index_t blocks = sample_blocks(), sample = blockIdx.x / blocks;
       const index_t channels = sizes.channels / blocks, first = blockIdx.x % blocks * channels;
       for (index_t part = 0; part < sizes.parts; ++part)
         for (index_t channel = first; channel < first + channels; channel += step)
-          use_strip(sample, part, channel, use);
+          visit_strip(sample, part, channel, visit);
     }
   }
-  // use(sample, group) for those of the thread.
-  template <class Use>
-  void for_each_group(const Use& use) const {
+  // visit(sample, group) for the thread's groups.
+  template <class Visit>
+  void for_each_group(const Visit& visit) const {
     if constexpr (shared_samples) {
       for_each_share(sizes.samples * sizes.groups,
-                     [&](index_t number) { use(number / sizes.groups, number % sizes.groups); });
+                     [&](index_t number) { visit(number / sizes.groups, number % sizes.groups); });
     } else {
       const index_t blocks = sample_blocks(), sample = blockIdx.x / blocks;
       const index_t groups = sizes.groups / blocks, first = blockIdx.x % blocks * groups;
-      for (index_t i = 0; i < groups; ++i) use(sample, first + i);
+      for (index_t i = 0; i < groups; ++i) visit(sample, first + i);
     }
   }
 
   index_t sample_blocks() const { return shared_samples ? 1 : gridDim.x / sizes.samples; }
 
  private:
-  template <class Use>
-  static void for_each_share(index_t count, const Use& use) {
+  template <class Visit>
+  static void for_each_share(index_t count, const Visit& visit) {
     const index_t last = count * (gang.thread + 1) / gang.threads;
-    for (index_t i = count * gang.thread / gang.threads; i < last; ++i) use(i);
+    for (index_t i = count * gang.thread / gang.threads; i < last; ++i) visit(i);
   }
-  template <class Use>
-  void use_strip(index_t sample, index_t part, index_t channel, const Use& use) const {
+  template <class Visit>
+  void visit_strip(index_t sample, index_t part, index_t channel, const Visit& visit) const {
     if (whole_packs || !B::channels_last || channel + B::pack <= sizes.channels)
-      use(Strip<B>{sizes, sample, part, channel});
+      visit(Strip<B>{sizes, sample, part, channel});
     else if constexpr (!whole_packs && B::channels_last)
-      use(Strip<B, false>{sizes, sample, part, channel});
+      visit(Strip<B, false>{sizes, sample, part, channel});
   }
 };
 
-// A part of a pack, loaded before any item is used: the compiler moves no load over the store of an
-// item that is kept, and would compute one item after the other.
+// A part of a pack, loaded before any item is used: compilers move no load across the store of a
+// kept item, and would compute one item after the other.
 template <class B>
 struct LoadedPart {
   Items<B> items;
@@ -104,9 +105,9 @@ inline Item<B> read(const LoadedPart<B>& loaded, At at) {
   return loaded.items.item[at.slot];
 }
 
-// An operand's packs, which lie in memory, and are prefetched: with channels last those that a pass
-// comes to, with channels first those of the group that comes next, by the pass that writes and, in
-// the backward, half of them by the first pass, so that memory is busy in both.
+// An operand's packs, which lie in memory, and prefetches. With channels last, each pass prefetches
+// its own packs. With channels first, the pass that writes prefetches those of the next group; in
+// the backward the first pass prefetches half of them, so that memory is busy in both passes.
 template <class B, class T, bool for_h = false>
 struct TilePacks {
   const Sizes& sizes;
@@ -116,7 +117,7 @@ struct TilePacks {
       : sizes(tile.sizes), lines(lines) {}
 
   template <class Column, bool writes>
-  auto operator[](PackAt<Column, writes> at) const {
+  auto operator[](TilePackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
     if (is_read<B, for_h, writes> && (B::channels_last || writes != is_first_half))
       prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at.column));
@@ -161,9 +162,9 @@ struct GroupTeam {
 
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
-  // Hands on sums about a shift for each channel, and the shifts: the means of a sample of the
-  // strip or, where one is too far from the channel's mean, those means. As near as they are then,
-  // the squares are at most half as large again as those about the mean.
+  // Hands on sums about a shift for each channel, and the shifts: the means of some elements or, if
+  // one is too far from its channel's mean, the channels' means. Then the squares about a shift are
+  // at most one and a half times those about the mean.
   template <class Strip, class Add, class SumsAbout>
   void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
@@ -186,18 +187,18 @@ struct GroupTeam {
   void store(const Strip& strip, const Pack<ChannelItems<B>, 3>& sums, int value, C* row) const {
     store(strip, sums.item[value], row);
   }
-  template <class Strip, class Use>
-  void for_each_channel(const Strip& strip, const Use& use) const {
+  template <class Strip, class Visit>
+  void for_each_channel(const Strip& strip, const Visit& visit) const {
     const index_t size = sizes.channels / sizes.groups, first = strip.sample * sizes.groups;
     const index_t count = B::channels_last ? B::pack : 1;
     const index_t end = std::min<index_t>(strip.channel + count, sizes.channels);
     for (index_t channel = strip.channel; channel < end; ++channel)
-      use(channel, first + channel / size);
+      visit(channel, first + channel / size);
   }
 
  private:
-  // Moves shifts to the means if twice (sum / count)^2 is larger than the variance, or the sum is
-  // not finite; returns whether there are some. Channels do not depend on others.
+  // Moves each shift to its channel's mean if twice (sum / count)^2 is larger than the variance, or
+  // the sum is not finite; returns whether it moved any. No channel depends on another.
   static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
     decltype(Item<B>{} > Item<B>{}) any_far = {};
     for (int i = 0; i < int(sizeof(shift) / sizeof(shift.item[0])); ++i) {
@@ -228,10 +229,10 @@ struct GroupTeam {
   }
 };
 
-// A group, of whose parts those of each channel are combined.
+// A group; its parts are those of its channels.
 template <class B>
 struct Group {
-  using C = fp64;  // there may be many
+  using C = fp64;  // there may be many parts
   struct Part {
     Pack<C, 3> values;
     C count, mean;  // of its elements, and of the first value over them
@@ -250,12 +251,13 @@ struct Group {
   Part part(index_t) const {
     return of_channel(0, number * group_channels(), C(team.sizes.positions_of(0)));
   }
-  template <class Use>
-  void for_each_part(const Use& use) const {
+  template <class Visit>
+  void for_each_part(const Visit& visit) const {
     const index_t first = number * group_channels(), end = first + group_channels();
     for (index_t part = 0; part < team.sizes.parts; ++part) {
       const C count = C(team.sizes.positions_of(part));
-      for (index_t channel = first; channel < end; ++channel) use(of_channel(part, channel, count));
+      for (index_t channel = first; channel < end; ++channel)
+        visit(of_channel(part, channel, count));
     }
   }
 
@@ -268,11 +270,11 @@ struct Group {
   }
 };
 
-// use(group), when all have found the sums of their strips; then all wait for each other again.
-template <class B, class Use>
-inline void for_each_group(const GroupTeam<B>& team, const Use& use) {
+// visit(group) when all threads have found the sums of their strips; then all wait for each other.
+template <class B, class Visit>
+inline void for_each_group(const GroupTeam<B>& team, const Visit& visit) {
   if constexpr (shared_samples) gang.wait();
   team.tile.for_each_group(
-      [&](index_t sample, index_t number) { use(Group<B>{team, sample, number}); });
+      [&](index_t sample, index_t number) { visit(Group<B>{team, sample, number}); });
   if constexpr (shared_samples) gang.wait();
 }

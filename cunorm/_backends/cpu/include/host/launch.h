@@ -11,7 +11,8 @@
 
 #define ENTRY_POINT extern "C" __attribute__((visibility("default")))
 
-// The blocks of the grid from the first to before the last; all threads of a gang run the same.
+// Runs blocks of the grid, from `first` to before `last`. All threads of a gang run the same
+// blocks.
 ENTRY_POINT void cunorm_blocks(long long grid, long long first, long long last,
                                const void* arguments, const Gang* threads) {
   gang = *threads;
@@ -24,48 +25,49 @@ ENTRY_POINT void cunorm_blocks(long long grid, long long first, long long last,
   simd::finish_non_temporal_stores();
 }
 
-// A list of kernels to run one after the other: how many tasks, places and words; then these. The
-// words are the arguments of all tasks, but for the addresses of arrays.
+// A list of kernels to run one after the other: the numbers of its tasks, slots and words, which
+// follow. The words are the arguments of all tasks, without the addresses of arrays.
 struct List {
-  long long tasks, places, words;
+  long long tasks, slots, words;
 };
-// A kernel: cunorm_blocks of its library, how many blocks, at which word its arguments begin, and,
-// where threads share blocks, into how many parts a row is cut, or shares of samples there are.
+// A kernel: cunorm_blocks of its library, the number of blocks, the word at which its arguments
+// begin, and, where threads share blocks, the number of parts of a row, or of shares of samples.
 struct Task {
   decltype(&cunorm_blocks) blocks;
   long long grid, arguments, parts;
 };
 // The word to which the address of an array is added.
-struct Place {
+struct Slot {
   long long word, array;
 };
 
-// One of several threads' share of each kernel; `wait` returns when all have done theirs. What is
-// too little to share is the first thread's, which calls. Threads share blocks only where there are
-// not as many for each; `sums` is memory for sums of parts, of each thread's own and of all.
+// Runs a thread's share of each kernel; `wait` returns when all threads have come there. Threads
+// share blocks only if they do not all have equally many blocks. `sums` is memory for sums of
+// parts, first of shared blocks, then of each thread's own. The first thread, which is the caller,
+// runs what is too little to share.
 inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
                       long long sums_size, int thread, int threads, void (*wait)()) {
   for (long long i = 0; i < count; ++i) {
     const Task& task = tasks[i];
-    const bool together = task.parts > 0 && task.grid % threads != 0;
-    const Gang gang = together ? Gang{thread, threads, wait, sums, task.parts}
-                               : Gang{0, 1, [] {}, sums + (thread + 1) * sums_size, task.parts};
-    const long long first = together ? 0 : (task.grid * thread + threads - 1) / threads;
+    const bool is_shared = task.parts > 0 && task.grid % threads != 0;
+    const Gang gang = is_shared ? Gang{thread, threads, wait, sums, task.parts}
+                                : Gang{0, 1, [] {}, sums + (thread + 1) * sums_size, task.parts};
+    const long long first = is_shared ? 0 : (task.grid * thread + threads - 1) / threads;
     const long long last =
-        together ? task.grid : (task.grid * (thread + 1) + threads - 1) / threads;
+        is_shared ? task.grid : (task.grid * (thread + 1) + threads - 1) / threads;
     if (i > 0) wait();
     if (first < last) task.blocks(task.grid, first, last, words + task.arguments, &gang);
   }
 }
 
-// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 where there is no
-// memory for that, and nothing was run: no exception may reach the caller, which is no C++.
+// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 if there was no
+// memory and nothing ran: no exception may reach the caller, which is not C++.
 ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int threads) try {
   const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
-  const Place* const places = reinterpret_cast<const Place*>(tasks + list->tasks);
-  const long long* const first = reinterpret_cast<const long long*>(places + list->places);
+  const Slot* const slots = reinterpret_cast<const Slot*>(tasks + list->tasks);
+  const long long* const first = reinterpret_cast<const long long*>(slots + list->slots);
   std::vector<long long> words(first, first + list->words);
-  for (long long i = 0; i < list->places; ++i) words[places[i].word] += addresses[places[i].array];
+  for (long long i = 0; i < list->slots; ++i) words[slots[i].word] += addresses[slots[i].array];
   long long parts = 0;
   for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
   threads = threads_that_start(threads);

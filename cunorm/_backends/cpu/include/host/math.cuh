@@ -6,10 +6,10 @@
 // does not depend on how many elements a vector has. exp is within 1.1 ulp, tanh within 1.5, erfc
 // of a float within 1.8 and of a double within 2.25.
 //
-// The polynomials are those of least maximum error, by Remez's exchange in 50 digits. Their
-// coefficients were rounded one by one and the rest fitted again (exp), or rounded together (tanh),
-// then moved to neighbours while that helped (erfc). `error` is what is left with the rounded ones,
-// relative to the function: at most an eighth of what rounding the result may cost.
+// The polynomials are minimax, by Remez's exchange in 50 digits. Their coefficients were rounded
+// one by one, with a new fit of the others (exp), or together (tanh), then moved to neighbours
+// while that helped (erfc). `error` is that of the rounded polynomial relative to the function: at
+// most an eighth of the error of rounding the result.
 #pragma once
 #include "simd.h"
 
@@ -58,7 +58,7 @@ inline V at_most(V v, double bound) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-// One instruction each, which gives its second operand where one is NaN.
+// One instruction each, which returns its second operand if one is NaN.
 inline simd::Floats at_least(simd::Floats v, double bound) {
   return (simd::Floats)_mm512_max_ps(_mm512_set1_ps(float(bound)), (__m512)v);
 }
@@ -140,7 +140,7 @@ inline Reduced<V> reduced(V v) {
   return {n, fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v))};
 }
 
-// Of any v: beyond those, n alone tells that the result is 0 or infinity.
+// Of any v: outside of them n is such that the result is 0 or infinity.
 template <class V>
 inline Reduced<V> reduced_of_any(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -151,7 +151,7 @@ inline Reduced<V> reduced_of_any(V v) {
 template <class V>
 inline V scaled(V v, V n) {
   using K = ExpConstants<typename Element<V>::type>;
-  // What to_integer adds to the bits is shifted out of them.
+  // The shifts drop the bits that to_integer adds.
   const Integers<V> whole = (Integers<V>)(n + constant<V>(K::to_integer));
   const Integers<V> half = whole >> 1, rest = whole - half, one = (Integers<V>)constant<V>(1);
   v *= (V)((half << K::mantissa_bits) + one);
@@ -162,7 +162,8 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
   return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
 }
 #if defined(__AVX512DQ__)
-// There n may be any number, infinite or NaN too; r, which is nonsense then, is made a small one.
+// Here n may be any number, infinity or NaN; r, which has no meaning then, is clamped to a small
+// one.
 inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
   const Reduced<simd::Floats> found = reduced(v);
   constexpr int smaller_magnitude = 2;  // with the sign of the first operand
@@ -172,7 +173,7 @@ inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
 #endif
 #endif
 
-// scale * e^r; r is scaled, not the result, for which another product would wait.
+// scale * e^r. Scaling r instead of the result makes the chain of operations shorter.
 template <class V>
 inline V exp_of_rest(V r, V scale = constant<V>(1)) {
   const auto& coefficients = ExpConstants<typename Element<V>::type>::polynomial;
@@ -184,8 +185,8 @@ inline V exp(V v) {
   return scaled(exp_of_rest(r), n);
 }
 
-// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0. Where s(v) is
-// 0, so is the complement, which is multiplied by it.
+// s(v) = 1 / (1 + e^-v), 1 - s(v), and v clamped to bounds beyond which one of the two is 0. The
+// complement is computed as a multiple of s(v), so it is 0 where s(v) is 0.
 template <class V>
 struct Logistic {
   V value, complement, bounded;
@@ -284,7 +285,7 @@ inline V inlined_erfc(V v) {
 }
 
 inline simd::Floats erfc(simd::Floats v) { return inlined_erfc(v); }
-// Called: half of what there is to compile, and as quick.
+// Called, not inlined: this halves the code to compile, and is as quick.
 __attribute__((noinline)) inline simd::Doubles erfc(simd::Doubles v) { return inlined_erfc(v); }
 
 }  // namespace math

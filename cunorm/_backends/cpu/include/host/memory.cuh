@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
-// The CPU's memory.cuh: a pack is 16 to 128 elements of memory, used in place, and an item a SIMD
-// vector of them. Packs are used in parts, whose sums fit the registers.
+// The CPU's memory.cuh: a pack is 16 to 128 elements, used where they lie in memory; an item is a
+// SIMD vector of them. Packs are used in parts, whose sums fit the registers.
 //
-// The last pack of a row is cut by the row's end, and with it one item.
+// The end of a row cuts its last pack, and one item of that.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
+#include "operations.cuh"
 #include "simd.h"
 #include "simd_doubles.h"
 #include "simd_first.h"
 #include "simd_streaming.h"
 #include "types.cuh"
 
-// How many results go past the caches, of calls that fill the last one: a store need not first read
-// what it overwrites.
+// The number of results that bypass the caches, in calls that fill the last one: such a store does
+// not first read what it overwrites.
 #ifndef NON_TEMPORAL
 #define NON_TEMPORAL 0
 #endif
@@ -22,8 +23,6 @@
 template <class B, class T>
 inline constexpr bool streams =
     NON_TEMPORAL > 0 && simd::can_stream<T, typename B::compute_t, NON_TEMPORAL>;
-
-inline bool inside(index_t index, index_t count) { return index < count; }
 
 template <class B>
 using Item = simd::Vector<typename B::compute_t>;
@@ -34,8 +33,8 @@ template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
 // All parts have as many items.
-constexpr int largest_divisor(int count, int most) {
-  return count % most == 0 ? most : largest_divisor(count, most - 1);
+constexpr int largest_divisor(int count, int max_divisor) {
+  return count % max_divisor == 0 ? max_divisor : largest_divisor(count, max_divisor - 1);
 }
 template <class B>
 inline constexpr int items_per_part = largest_divisor(items_per_pack<B>, simd::registers / 4);
@@ -45,7 +44,7 @@ template <class B>
 inline constexpr int part_elements = B::pack / parts_per_pack<B>;
 
 template <class B>
-inline Item<B> spread(typename B::compute_t v) {
+inline Item<B> broadcast(typename B::compute_t v) {
   return v - Item<B>{};
 }
 
@@ -64,9 +63,9 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it;
-// and which part of it is meant. Each part has a type, as GCC inlines what is called once, and what
-// goes over parts no closure: GCC would not see through one more that sums are in registers.
+// A part of a pack that is whole, or that the row's end cuts; `column` is where the pack begins.
+// Each part has a type of its own, as GCC inlines functions that are called once. Loops over parts
+// have no closure: with one more, GCC would not keep sums in registers.
 template <bool is_whole_, int part_>
 struct PartOfPack {
   static constexpr bool is_whole = is_whole_;
@@ -80,7 +79,7 @@ using WholeColumn = PartOfPack<true, part>;
 template <int part = 0>
 using CutColumn = PartOfPack<false, part>;
 
-// A part whose number a loop counts: all have one type, and one place for sums and results.
+// A part whose number is a run-time value: all parts have one type, and the same slots for sums.
 template <bool is_whole_>
 struct CountedPart {
   static constexpr bool is_whole = is_whole_;
@@ -104,7 +103,7 @@ struct CutPack {
   operator index_t() const { return column; }
 };
 
-// An item of a pack, and its place among sums and results.
+// An item of a pack, and its slot among sums and results.
 struct WholeItem {
   int index, slot;
 };
@@ -113,8 +112,8 @@ struct CutItem {
   int count;  // elements inside the row
 };
 
-// Of a part that is cut, those that are whole are taken as cut ones too: it is half the code, and
-// half the time to compile it.
+// In a part that is cut, whole items are handled as cut ones, too: this halves the code, and the
+// time to compile it.
 template <class B, class Part, class F>
 inline void for_each_item_of_part(Part at, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
@@ -138,8 +137,9 @@ inline void for_each_item(CountedPart<is_whole> at, index_t end, const F& f) {
   for_each_item_of_part<B>(at, end, f);
 }
 
-// A row has one such pack: a loop is quick enough, and quick to compile, but for few items. What it
-// adds or writes to is in memory then, so it must not be what a loop over whole packs uses.
+// A row has one such pack, so a loop that is not unrolled is quick enough, unless there are few
+// items, and quick to compile. It keeps sums and results in memory, so they must not be those of a
+// loop over whole packs.
 template <class B, class F>
 inline void for_each_item(CutPack at, index_t end, const F& f) {
   if constexpr (parts_per_pack<B> == 1 && items_per_pack<B> <= 4) {
@@ -177,7 +177,7 @@ inline void for_each_part(index_t column, index_t end, const F& f) {
     f(PartAt<CutPack>{{column}, end});
 }
 
-// A cut item is converted as a whole one is, by way of an array of them as they are stored.
+// A cut item is converted as a whole one is, by way of an array of stored elements.
 template <class T, int count>
 struct StoredItem {
   typedef uint8_t Bits __attribute__((vector_size(count * sizeof(T))));
@@ -198,14 +198,14 @@ inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
                                      pack.start + at.index * simd::lanes<C>, at.count));
   return simd::load<C>(stored.items);
 }
-// Of items that were computed and kept.
+// From computed items.
 template <class B, class At>
 inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
   return items.item[at.index];
 }
 
-// The items are stored together at the end: stores in between, which may branch, would keep the
-// compiler from computing on all items at a time.
+// The items are stored together at the end: stores in between, which may branch, would keep
+// compilers from interleaving the computations of items.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<Item<B>, items_per_pack<B>> value;
@@ -222,14 +222,14 @@ struct OutputPack {
 
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    T* const place = row + part_column<B>(column);
+    T* const address = row + part_column<B>(column);
     const Item<B>* const items = value.item + Column::slot_part * items_per_part<B>;
     if constexpr (!Column::is_whole)
       for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });
     else if constexpr (streams<B, T> && !read_again)
-      simd::store_all_non_temporal<items_per_part<B>>(place, items);
+      simd::store_all_non_temporal<items_per_part<B>>(address, items);
     else
-      simd::store_all<items_per_part<B>>(place, items);
+      simd::store_all<items_per_part<B>>(address, items);
     return {row + column};
   }
 
@@ -260,21 +260,16 @@ inline Item<B> rounded_to(Item<B> v) {
   return simd::load<C>(stored.items);
 }
 
-template <class B>
+template <class B, class Op = Sum>
 inline Item<B> clear_outside(Item<B> v, WholeItem) {
   return v;
 }
-template <class B>
+template <class B, class Op = Sum>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
-  return simd::first_elements(v, at.count);
+  return simd::first_elements(v, at.count, Op::template identity<Item<B>>());
 }
 
 template <class V>
 inline auto first_of(V v) {
   return v[0];
-}
-
-template <class V>
-inline auto item_sum(V v) {
-  return simd::sum(v);
 }

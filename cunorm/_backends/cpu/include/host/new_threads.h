@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How many threads the system lets a process start. GCC's OpenMP runtime ends the process where it
-// cannot start one, for want of memory or as there are as many as are allowed.
+// How many threads the system lets a process start. GCC's OpenMP runtime ends the process if it
+// cannot start one, for lack of memory or at the limit of threads.
 #pragma once
 #include "shared.h"
 #ifdef _OPENMP
@@ -17,7 +17,7 @@ inline void* pass(void* gate) {
   return nullptr;
 }
 
-// Returns how many of so many threads start; all are there at once, and then end.
+// Starts up to `count` threads, all alive at once, ends them, and returns their number.
 inline int started(int count) {
   const std::unique_ptr<pthread_t[]> threads(new pthread_t[count]);
   pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -34,8 +34,9 @@ inline int started(int count) {
 
 SHARED { inline thread_local int last_threads = 1; }
 
-// Returns up to how many threads, with the one that calls, its next parallel region can have. Those
-// of its last one are not tried again: OpenMP keeps them, and ends those that a smaller one leaves.
+// Returns the most threads, including the caller, that its next parallel region can have. Threads
+// of the last region are not tried: OpenMP keeps them, and ends those that a smaller region leaves
+// over.
 inline int threads_that_start(int wanted) {
   if (wanted == 1) return 1;
   if (wanted > last_threads) wanted = last_threads + new_threads::started(wanted - last_threads);

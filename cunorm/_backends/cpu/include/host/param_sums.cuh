@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The CPU's param_sums.cuh: sums over the rows that a block walks, in memory.
 //
-// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
-// partial sums. Recent sums are in a row that follows it or, of a block with sixteen rows at most,
-// in place of it. Rows are taken several at once, so that they share what is loaded and stored.
+// Up to sixteen rows are added up to recent sums, and these are added to the block's row of partial
+// sums. Recent sums are in the row that follows it or, if a block has sixteen rows at most, in that
+// row itself. Several rows are taken at once, so that they share loads and stores of sums.
 #pragma once
 #include "row.cuh"
 
-// A pack of sums, open for adding to.
+// A pack of sums, loaded to be added to.
 template <class B>
 struct Adder {
   Items<B> sums;
@@ -120,9 +120,9 @@ struct ParamSums {
   static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
 };
 
-// Results that go past the caches are written a row at a time, as the machine joins few lines at
-// once; but rows so narrow that several have few lines, or so wide that two are taken, as others
-// are (measured).
+// Results that bypass the caches are written a row at a time, as the machine combines few lines at
+// once. Rows so narrow that several have few lines, or so wide that two are taken, are written as
+// others are (measured).
 inline constexpr index_t few_lines = 512;
 template <class B>
 inline constexpr bool streams_results =
@@ -133,7 +133,7 @@ template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
                          const Write& write) {
   const auto write_rows = [&](auto* found, index_t first, int count) {
-    walk.row(first).for_each_chunk_again([&](const auto& chunk) {
+    walk.row(first).for_each_chunk_in_second_pass([&](const auto& chunk) {
       chunk.for_each_pack([&](auto at) {
         auto dweight = sums.dweight.open(at);
         auto dbias = sums.dbias.open(at);

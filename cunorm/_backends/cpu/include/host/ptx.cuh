@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Clusters of blocks, launches that overlap and asynchronous copies, which a CPU does without.
+// The CPU's ptx.cuh: there are no clusters, dependent launches or asynchronous copies.
 #pragma once
 
 #define CLUSTER_LAUNCH

@@ -1,97 +1,91 @@
 // SPDX-License-Identifier: MIT
-// The CPU's reduce.cuh: sums of one thread, or of several that share a row, whose parts are added
-// in their order. No result depends on whether rows are shared.
+// The CPU's reduce.cuh: reductions of one thread, or of several that share a row, whose parts are
+// combined in their order. No result depends on whether rows are shared.
 #pragma once
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// A sum of many. Each takes what adding the last one gave too much (Kahan's sum), unless that was
-// infinite.
-template <class B, class V>
-struct RunSum {
-  V sum = {}, excess = {};
-
-  void add(V v) {
-    v -= excess;
-    const V next = sum + v;
-    excess = next - next == V{} ? (next - sum) - v : V{};
-    sum = next;
-  }
-};
-
-// Sums over a chunk of at most 16 packs: the item of every pack in a slot is added to its sum.
+// Over a chunk of at most 16 packs: value i is that of the items in slot i of all packs.
 inline constexpr int chunk_packs = 16, part_chunks = 8;
-template <class B>
-struct ItemSums {
-  Items<B> sums = {};
+template <class B, class Op = Sum>
+struct ItemReduction {
+  using Operation = Op;
+  Identities<Op, Item<B>, items_per_pack<B>> values = {};
 
   template <class At>
   void add(At at, Item<B> v) {
-    sums.item[at.slot] += v;
+    values.item[at.slot] = Op::of(values.item[at.slot], v);
   }
   template <class At>
   void add_product(At at, Item<B> a, Item<B> b) {
-    sums.item[at.slot] = fma(a, b, sums.item[at.slot]);
+    static_assert(same_type<Op, Sum>, "a product is added");
+    values.item[at.slot] = fma(a, b, values.item[at.slot]);
   }
-  typename B::compute_t total() {
+  // Over all items; it overwrites the values.
+  typename B::compute_t result() {
     fold<items_per_pack<B> / 2>();
-    return item_sum(sums.item[0]);
+    return simd::reduce<Op>(values.item[0]);
   }
 
  private:
   template <int half>
   void fold() {
-    unrolled<half>([&](int i) { sums.item[i] += sums.item[i + half]; });
+    unrolled<half>([&](int i) { values.item[i] = Op::of(values.item[i + half], values.item[i]); });
     if constexpr (half > 1) fold<half / 2>();
   }
 };
-
-// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner.
-// The sum of a part that is alone is taken as it is.
 template <class B>
-struct RowSum {
+using ItemSums = ItemReduction<B>;
+
+// Over a row's chunks: those of a part are combined, and then the parts in the same manner. A part
+// that is alone is taken as it is.
+template <class B, class Op = Sum>
+struct RowReduction {
+  using Operation = Op;
   using C = typename B::compute_t;
-  RunSum<B, C> recent, parts_before;
+  Accumulator<Op, C> recent, parts_before;
   int chunks = 0;
   index_t part = -1;
   C* parts = nullptr;  // of a row that is shared
 
-  RowSum() {
-    if constexpr (shared_rows) parts = gang.ring<C>();
+  RowReduction() {
+    if constexpr (shared_rows) parts = gang.ring<Op, C>();
   }
 
-  void add(ItemSums<B>& chunk) {
-    const C sum = chunk.total();
+  void add(ItemReduction<B, Op>& chunk) {
+    const C v = chunk.result();
     if constexpr (shared_rows) {
       if (gang.part < 0) return;
       if (part != gang.part) recent = {};
       part = gang.part;
-      recent.add(sum);
-      parts[part] = recent.sum;
+      recent.add(v);
+      parts[part] = recent.value;
     } else if (chunks++ == 0) {
-      recent.sum = sum;
+      recent.value = v;
     } else {
       if ((chunks - 1) % part_chunks == 0) {
-        parts_before.add(recent.sum);
+        parts_before.add(recent.value);
         recent = {};
       }
-      recent.add(sum);
+      recent.add(v);
     }
   }
 
-  // Of a shared row: when all threads have waited for each other.
-  C total() const {
-    if (!shared_rows && chunks <= part_chunks) return recent.sum;
-    RunSum<B, C> sum = parts_before;
+  // Of a shared row, after all threads have waited for each other.
+  C result() const {
+    if (!shared_rows && chunks <= part_chunks) return recent.value;
+    Accumulator<Op, C> row = parts_before;
     if constexpr (shared_rows)
-      for (index_t i = 0; i < gang.parts; ++i) sum.add(parts[i]);
+      for (index_t i = 0; i < gang.parts; ++i) row.add(parts[i]);
     else
-      sum.add(recent.sum);
-    return sum.sum;
+      row.add(recent.value);
+    return row.value;
   }
 };
+template <class B>
+using RowSum = RowReduction<B>;
 
-template <int threads, class C, int n>
+template <int threads, class Op = Sum, class C, int n>
 inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
@@ -105,10 +99,10 @@ struct Team {
   explicit Team(Scratch&) {}
 
   int thread() const { return shared_rows ? gang.thread : 0; }
-  // The totals of the threads' sums.
-  template <class... Sums>
-  Pack<C, sizeof...(Sums)> totals(Sums&... sums) const {
+  // The results over the threads.
+  template <class... Reductions>
+  Pack<C, sizeof...(Reductions)> all_reduce(Reductions&... reductions) const {
     if constexpr (shared_rows) gang.wait();
-    return {{sums.total()...}};
+    return {{reductions.result()...}};
   }
 };

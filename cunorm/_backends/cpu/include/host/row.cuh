@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
-// The CPU's row.cuh: the operands and results of rows, which row_walk.cuh walks. The accessors of
-// operands prefetch, for rows to come.
+// The CPU's row.cuh: the operands and results of rows; row_walk.cuh walks the rows. Reading an
+// operand prefetches a later row of it.
 #pragma once
 #include "row_walk.cuh"
 
-// Packs that a thread holds of what it computed of a row, or of the rows that it takes at once.
+// Packs of computed values that a thread holds, of a row or of the rows that it takes at once.
 #ifndef HELD_PACKS
 #define HELD_PACKS 0
 #endif
 
-// With a gate of more than 16 bits, memory is slower than what AVX-512 computes.
+// With a gate of more than 16 bits, loading is slower than computing with AVX-512.
 template <class B>
 inline constexpr int held_packs =
     B::reduces && (simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t))
         ? HELD_PACKS
         : 0;
 
-// Passes over the rows last so long that memory idles in one that prefetches nothing.
+// Passes over a row are so long that memory would idle in one that prefetches nothing.
 #if defined(LONG_PASSES)
 template <class B>
 inline constexpr bool long_passes = true;
@@ -28,8 +28,8 @@ template <class B>
 inline constexpr bool long_passes = false;
 #endif
 
-// An operand of the row, in memory. Of a row to come, each pack is prefetched once: in the second
-// pass, or in the only one, or, where passes are long, half of them in each.
+// An operand's row, in memory. Each pack of a later row is prefetched once: in the second pass, in
+// the only pass that reads it, or, where passes are long, half of the packs in each pass.
 template <class B, class T, bool once = false>
 struct RowPacks {
   InputRow<const T> row;
@@ -42,8 +42,8 @@ struct RowPacks {
   template <class At>
   __forceinline__ LoadedPack<B, T> operator[](At at) const {
     constexpr bool split = long_passes<B> && !once;
-    if constexpr (!wide_rows && (once || split || At::again))
-      if (!split || (at.column / B::pack % 2 == 0) == At::again)
+    if constexpr (!wide_rows && (once || split || At::second_pass))
+      if (!split || (at.column / B::pack % 2 == 0) == At::second_pass)
         prefetch_part<B>(row.later, part_column<B>(at.place));
     return {row.data + at.column};
   }
@@ -60,7 +60,7 @@ struct RowPacks<B, absent, once> {
   }
 };
 
-// A parameter, which all rows have.
+// A parameter, the same for all rows.
 template <class B, class T>
 struct ParameterPacks {
   const T* row;
@@ -74,7 +74,7 @@ struct ParameterPacks {
   }
 };
 
-// To another pack, of the same part.
+// Copies a part of a pack to the same part of another.
 template <class B, class At, class T>
 inline void copy_part(At, LoadedPack<B, T>& to, const LoadedPack<B, T>& from) {
   to = from;
@@ -84,8 +84,8 @@ inline void copy_part(At at, Pack<V, count>& to, const Pack<V, count>& from) {
   for_each_item<B>(at, [&](auto item) { to.item[item.index] = from.item[item.index]; });
 }
 
-// What a thread computes of a row in the first pass, and holds for the second where that takes
-// longer than to load it. With `hold` the pack that was computed last is used once more.
+// What a thread computes of a row in the first pass. It holds that for the second pass if computing
+// takes longer than loading. With `hold` the last pack is read back in the first pass, too.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V* packs;
@@ -104,8 +104,8 @@ struct HeldPacks {
   const V& operator[](At) const {
     return last;
   }
-  template <bool again>
-  V operator[](PackAt<CutPack, again>) const {
+  template <bool second_pass>
+  V operator[](PackAt<CutPack, second_pass>) const {
     return last;  // a copy in memory, for a loop
   }
   template <class At, class Compute>
@@ -134,7 +134,7 @@ struct RowOutput<B, absent, false> {
   void store(At) const {}
 };
 
-// Rows on their way to shared memory, of which a CPU has none.
+// A CPU copies no rows to shared memory.
 template <class B, class T>
 struct StagedPacks {
   explicit StagedPacks(SharedMemory&) {}

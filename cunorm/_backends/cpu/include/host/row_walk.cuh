@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How a CPU's threads walk rows, and a row: in chunks of packs, which are used where they lie in
-// memory and come from the caches in the second pass. A thread walks neighbouring rows.
+// How a CPU's threads walk over rows, and over a row: in chunks of packs, which are used where they
+// lie in memory. In the second pass they come from the caches. A thread walks over neighbouring
+// rows.
 #pragma once
 #include <new>
 #include <type_traits>
@@ -9,7 +10,7 @@
 #include "operands.cuh"
 #include "reduce.cuh"
 
-// One row and its results fill a core's caches.
+// A row and its results fill a core's caches.
 #ifdef WIDE_ROWS
 inline constexpr bool wide_rows = true;
 #else
@@ -19,38 +20,39 @@ inline constexpr bool wide_rows = false;
 template <class B>
 inline constexpr bool streamed = true;
 
-// As many rows of x as stay in a second-level cache between passes, with dy, the sums of a
-// parameter's gradient and the rows on their way in; measured with 1 MiB of it. Powers of two: sums
-// are counted to sixteen rows.
+// So many rows of x stay in a second-level cache between passes, beside dy, the sums of a
+// parameter's gradient and prefetched rows (measured with 1 MiB). Powers of two, as sixteen rows
+// are added up.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
 }
 
-// How many rows ahead to prefetch: far enough for memory to answer in time, 64 KiB, and beyond the
-// rows that are taken at once.
+// How many rows ahead to prefetch: 64 KiB, so that memory answers in time, and beyond the rows that
+// are taken at once.
 inline index_t rows_ahead(index_t row_bytes) {
   return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
 }
 
-// A part of a pack: whole, or cut by the row's end. In the second pass it is there `again`.
-template <class Place, bool again_>
+// A part of a pack: whole, or cut by the row's end. `second_pass`: it is visited in the second
+// pass.
+template <class Place, bool second_pass_>
 struct PackAt {
-  static constexpr bool again = again_;
+  static constexpr bool second_pass = second_pass_;
   Place place;
   index_t column, end;  // of the row
 };
 
-template <class B, class Place, bool again, class F>
-inline void for_each_item(PackAt<Place, again> at, const F& f) {
+template <class B, class Place, bool second_pass, class F>
+inline void for_each_item(PackAt<Place, second_pass> at, const F& f) {
   for_each_item<B>(at.place, at.end, f);
 }
-// Where a row's results are, so that the first pass prefetches them.
+// The results of a row, which the first pass prefetches for writing.
 template <class B>
 struct Results {
-  static constexpr int most = 3;
-  const char* row[most] = {};
-  index_t itemsize[most] = {};
+  static constexpr int max_count = 3;
+  const char* row[max_count] = {};
+  index_t itemsize[max_count] = {};
   int count = 0;
 
   template <class T>
@@ -67,14 +69,14 @@ struct Results {
   }
 };
 
-// Whether the first chunk is the first pack alone: that of a centered forward.
+// Whether the first chunk is the first pack alone, as in a centered forward.
 template <class B, class = void>
 inline constexpr bool begins_with_pack = false;
 template <class B>
 inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
 
 // The first pass of a centered backward has three sums, and 16 registers do not hold those of all
-// parts of a pack: it takes one part of all packs after the other, where that is quicker.
+// parts of a pack. Where it is quicker, it visits one part of all packs after the other.
 #ifdef LONG_PASSES
 template <class B>
 inline constexpr bool parts_in_turn = false;
@@ -84,7 +86,7 @@ inline constexpr bool parts_in_turn =
     simd::registers == 16 && B::center && !begins_with_pack<B> && sizeof(typename B::x_t) == 2;
 #endif
 
-template <class B, bool again, bool is_cut>
+template <class B, bool second_pass, bool is_cut>
 struct Chunk {
   index_t first, end;  // columns
   const Results<B>& results;
@@ -92,34 +94,34 @@ struct Chunk {
   template <class F>
   void for_each_pack(const F& f) const {
     if constexpr (is_cut)
-      f(PackAt<CutPack, again>{{first}, first, end});
-    else if constexpr (!again && parts_in_turn<B>)
-      use_part_of_all(WholeColumn<>{first}, f);
+      f(PackAt<CutPack, second_pass>{{first}, first, end});
+    else if constexpr (!second_pass && parts_in_turn<B>)
+      visit_part_of_all(WholeColumn<>{first}, f);
     else
       for (index_t column = first; column < end; column += B::pack)
-        use_parts(WholeColumn<>{column}, f);
+        visit_parts(WholeColumn<>{column}, f);
   }
 
  private:
   template <class Place, class F>
-  void use_parts(Place place, const F& f) const {
-    if constexpr (!again) results.prefetch(part_column<B>(place));
-    f(PackAt<Place, again>{place, place.column, end});
+  void visit_parts(Place place, const F& f) const {
+    if constexpr (!second_pass) results.prefetch(part_column<B>(place));
+    f(PackAt<Place, second_pass>{place, place.column, end});
     if constexpr (Place::part + 1 < parts_per_pack<B>)
-      use_parts(typename Place::Next{place.column}, f);
+      visit_parts(typename Place::Next{place.column}, f);
   }
   template <class Place, class F>
-  void use_part_of_all(Place place, const F& f) const {
+  void visit_part_of_all(Place place, const F& f) const {
     for (; place.column < end; place.column += B::pack) {
       results.prefetch(part_column<B>(place));
-      f(PackAt<Place, again>{place, place.column, end});
+      f(PackAt<Place, second_pass>{place, place.column, end});
     }
     if constexpr (Place::part + 1 < parts_per_pack<B>)
-      use_part_of_all(typename Place::Next{first}, f);
+      visit_part_of_all(typename Place::Next{first}, f);
   }
 };
 
-// Where a row of an input is, and one to come.
+// A row of an input, and a later row to prefetch.
 template <class T>
 struct InputRow {
   T *data, *later;
@@ -146,10 +148,9 @@ struct Walk {
             slot};
   }
 
-  // use(found, first, count) for rows that are taken at once, each of which find(row) is called
-  // for.
-  template <class Find, class Use>
-  void for_each_rows(int at_once, const Find& find, const Use& use) const {
+  // visit(found, first, count) for rows that are taken at once; found[i] is find(row first + i).
+  template <class Find, class Visit>
+  void for_each_rows(int at_once, const Find& find, const Visit& visit) const {
     using Found = decltype(find(row(0)));
     alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
     Found* const found = reinterpret_cast<Found*>(memory);
@@ -157,7 +158,7 @@ struct Walk {
     for (index_t first = rows * share.block / share.blocks; first < last; first += at_once) {
       const int count = int(std::min<index_t>(at_once, last - first));
       for (int i = 0; i < count; ++i) new (found + i) Found(find(row(first + i, i)));
-      use(found, first, count);
+      visit(found, first, count);
     }
   }
 
@@ -170,9 +171,9 @@ struct Walk {
   }
 };
 
-// A chunk is 16 packs, or as many as are left of the row; a pack that the row's end cuts is a chunk
-// of its own. Where the first chunk is a pack, the next one has the other 15. Threads that share
-// the row have parts of it, as gang.h says.
+// A chunk has 16 packs, or as many as are left of the row; a pack that the row's end cuts is a
+// chunk of its own. If the first chunk is a pack, the next one has the other 15. Threads that share
+// a row have parts of it (gang.h).
 template <class B>
 struct Row {
   static constexpr bool exists = true;
@@ -212,21 +213,21 @@ struct Row {
     for_each_chunk_from<false>(0, f);
   }
   template <class F>
-  void for_each_chunk_again(const F& f) const {
+  void for_each_chunk_in_second_pass(const F& f) const {
     for_each_chunk_from<true>(0, f);
   }
 
  private:
   static constexpr index_t columns = chunk_packs * B::pack;  // of a chunk
 
-  template <bool again, class F>
+  template <bool second_pass, class F>
   void for_each_chunk_from(index_t first, const F& f) const {
     const index_t whole = walk.width / B::pack * B::pack;
-    const auto use_cut = [&] { f(Chunk<B, again, true>{whole, walk.width, results}); };
+    const auto visit_cut = [&] { f(Chunk<B, second_pass, true>{whole, walk.width, results}); };
     const bool is_cut = first <= whole && whole < walk.width;  // and not the first chunk
     if constexpr (!shared_rows) {
-      for_each_whole_chunk<again>(first, whole, f);
-      if (is_cut) use_cut();
+      for_each_whole_chunk<second_pass>(first, whole, f);
+      if (is_cut) visit_cut();
     } else {
       constexpr index_t more = begins_with_pack<B>;
       const index_t cut = (whole + columns - 1) / columns + more;  // the chunks before it
@@ -234,24 +235,24 @@ struct Row {
         gang.part = part;
         const index_t begin = (part * part_chunks - more) * columns;
         const index_t end = begin + part_chunks * columns;
-        for_each_whole_chunk<again>(std::max(first, begin), std::min(end, whole), f);
-        if (is_cut && cut / part_chunks == part) use_cut();
+        for_each_whole_chunk<second_pass>(std::max(first, begin), std::min(end, whole), f);
+        if (is_cut && cut / part_chunks == part) visit_cut();
       });
     }
   }
-  template <bool again, class F>
+  template <bool second_pass, class F>
   void for_each_whole_chunk(index_t column, index_t last, const F& f) const {
     while (column < last) {
       const bool is_pack = begins_with_pack<B> && column == 0;
       const index_t next = is_pack ? B::pack : column - column % columns + columns;
-      f(Chunk<B, again, false>{column, std::min(next, last), results});
+      f(Chunk<B, second_pass, false>{column, std::min(next, last), results});
       column = next;
     }
   }
 };
 
-// Of narrow rows several are taken at once where a row has so many instructions that a core, which
-// waits for what it finds of the row, sees too few of the next: with 16 bits and without AVX-512.
+// With 16 bits and without AVX-512, a row has so many instructions that a core cannot reach the
+// next row while it waits for the sums of one: several narrow rows are taken at once.
 template <class B, class Find, class Store>
 inline void for_each_row(const Walk<B>& walk, const Find& find, const Store& store) {
   constexpr bool is_long = sizeof(typename B::x_t) == 2 && simd::bytes < 64;

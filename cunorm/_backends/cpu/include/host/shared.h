@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Variables that the libraries of a process share: each thread has one of a name, and memory for it
-// in one library. Only those of the same headers, compiler and options do, as LIBRARIES names them;
-// of ours, all else but the entry points is a library's own (-fvisibility=hidden). The standard
-// library's headers make their functions visible: that they may be shared, too, does no harm.
+// Variables that the libraries of a process share: a thread has one variable of a name, not one for
+// each library. Libraries share only with those of the same headers, compiler and options, which
+// have the same LIBRARIES. All else but the entry points is a library's own (-fvisibility=hidden).
+// Functions of the standard library are visible, as its headers say: sharing them does no harm.
 #pragma once
 
 #ifndef LIBRARIES

@@ -2,14 +2,15 @@
 // SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
 // convert.
 //
-// A vector is as wide as the machine's registers. Sums use 64 lanes whatever that width is, so it
-// does not show in any result.
+// A vector is as wide as the machine's registers. Sums have 64 lanes for any width, so no result
+// depends on it.
 #pragma once
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "intrinsics.h"
+#include "operations.cuh"
 #include "types.cuh"
 
 namespace simd {
@@ -72,8 +73,8 @@ inline Vector<C> load(const T* p) {
   for (int i = 0; i < lanes<C>; ++i) v[i] = convert<C>(p[i]);
   return v;
 }
-// Between 16 bits and double conversions are long and rarely asked for: called, not inlined, as a
-// build would hold hundreds of copies and take ten times as long to compile.
+// Conversions between 16 bits and double are long and rare. They are called, not inlined: else a
+// build would have hundreds of copies, and take ten times as long to compile.
 template <>
 __attribute__((noinline)) inline Doubles load<double>(const fp16* p) {
   Doubles v;
@@ -103,7 +104,7 @@ inline Floats load<float>(const bf16* p) {
 #if defined(__aarch64__)
   return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 takes the last line apart
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
-  // One instruction: the element's bits to the upper half of each word, zeros to the lower half.
+  // One instruction moves an element's bits to the upper half of each word, and zeros to the lower.
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
@@ -132,7 +133,7 @@ inline void store(fp32* p, Doubles v) {
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-  // The instruction takes subnormals for zeros, so it serves where there are none.
+  // The instruction treats subnormals as zeros, so it is used where there are none.
   constexpr int subnormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);
@@ -194,20 +195,20 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-// The sum of the elements, the upper half added to the lower until one is left.
-template <class V>
-inline auto sum(V v) {
+// Over the elements: the upper half and the lower are combined until one is left.
+template <class Op, class V>
+inline auto reduce(V v) {
   constexpr int count = sizeof(V) / sizeof(v[0]);
 #ifdef __clang__
   std::remove_reference_t<decltype(v[0])> items[count];
   std::memcpy(items, &v, sizeof(v));
   for (int half = count / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) items[i] += items[i + half];
+    for (int i = 0; i < half; ++i) items[i] = Op::of(items[i], items[i + half]);
   return items[0];
 #else
-  decltype(v == v) place;
-  for (int i = 0; i < count; ++i) place[i] = i;
-  for (int half = count / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
+  decltype(v == v) lane;
+  for (int i = 0; i < count; ++i) lane[i] = i;
+  for (int half = count / 2; half > 0; half /= 2) v = Op::of(v, __builtin_shuffle(v, lane ^ half));
   return v[0];
 #endif
 }

@@ -5,8 +5,8 @@
 
 namespace simd {
 
-// Rounds to float so that another rounding, to 16 bits, gives what one of the double would: of two
-// floats around it, the one whose last bit is set.
+// Rounds to odd: of the two floats around v, the one whose last bit is set. A second rounding, to
+// 16 bits, then gives what one rounding of the double would.
 inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto nearest = __builtin_convertvector(v, FloatsOfDoubles);
   const auto back = __builtin_convertvector(nearest, Doubles);
@@ -17,7 +17,8 @@ inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto is_inexact = __builtin_convertvector(back != v, IntsOfDoubles);
   return (FloatsOfDoubles)(toward_zero | (is_inexact & 1));
 }
-// The same of what is no subnormal float: its bits that a float has, the last set for any others.
+// The same for a v that is no subnormal as a float: its upper bits; the last is set if any lower
+// bit is.
 inline FloatsOfDoubles round_normal_to_odd(Doubles v) {
   const LongInts bits = (LongInts)v, others = LongInts{} + 0x1fffffff;
   const LongInts rounded = (bits | ((bits & others) + others)) & ~others;

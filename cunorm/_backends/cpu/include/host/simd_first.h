@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The first elements of a SIMD vector: the others lie outside a row.
+// The first elements of a SIMD vector, whose others lie outside a row.
 #pragma once
 #include "simd.h"
 
@@ -14,8 +14,8 @@ inline auto first_lanes(Int count) {
   return lane < count;
 }
 
-// The same of the first `count` elements only, of one or more; the rest are zeros, and are left in
-// memory as they are.
+// Loads and stores of the first `count` elements, at least one: loads give zeros for the others,
+// stores leave them as they are.
 template <class V, class T>
 inline V load_first(const T* p, int count) {
   V v{};
@@ -66,11 +66,11 @@ inline void store_first(T* p, V v, int count) {
   std::memcpy(p, &v, count * sizeof(T));
 }
 
-// The first `count` elements, and zeros.
+// The first `count` elements, and those of `others`.
 template <class V>
-inline V first_elements(V v, int count) {
+inline V first_elements(V v, int count, V others) {
   using Int = std::conditional_t<sizeof(v[0]) == 8, int64_t, int32_t>;
-  return first_lanes<Int, sizeof(V)>(count) ? v : V{};
+  return first_lanes<Int, sizeof(V)>(count) ? v : others;
 }
 
 }  // namespace simd

@@ -11,7 +11,7 @@ inline void store_all(T* p, const V* v) {
 #pragma GCC unroll 32
   for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
 }
-// Not inlined where it is rare: what is stored need not lie in memory for it.
+// Rare, so not inlined: else the vectors would have to lie in memory.
 __attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floats high) {
   store(p, low);
   store(p + lanes<float>, high);
@@ -19,11 +19,11 @@ __attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floa
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_PAIRS
 using Pair = __m512i;  // rounded
-// Two of them at a time, and one look at all of them: false if there are subnormals.
+// Two vectors at a time, with one test for all of them: false if there are subnormals.
 template <int pairs>
 inline bool round_pairs(const Floats* v, Pair* rounded) {
   const __m512i exponents = _mm512_set1_epi16(0x7f80);
-  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
+  __mmask32 normal = ~0u;  // nor zero: the instruction treats subnormals as zeros
 #pragma GCC unroll 32
   for (int i = 0; i < pairs; ++i) {
     rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
@@ -38,7 +38,7 @@ inline __m256i rounded_bits(Floats v) {
   const Words bits = (Words)v;
   return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-// Two of them at a time, and one look at all of them: false if there are NaN.
+// Two vectors at a time, with one test for all of them: false if there are NaN.
 template <int pairs>
 inline bool round_pairs(const Floats* v, Pair* rounded) {
   constexpr int in_order = 0xd8;
@@ -53,8 +53,8 @@ inline bool round_pairs(const Floats* v, Pair* rounded) {
   return _mm256_movemask_ps(has_nan) == 0;
 }
 #endif
-// put(p, bits) stores what one vector is rounded to, or two. The rare ones are stored as others
-// are.
+// put(p, bits) stores one rounded vector, or two. If round_pairs returns false, all are stored by
+// `store`.
 template <int pairs, class Put>
 inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS
@@ -75,7 +75,7 @@ inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #undef HAS_PAIRS
 template <int count>
 inline void store_all(bf16* p, const Floats* v) {
-  store_pairs<count / 2>(p, v, [](void* place, auto bits) { store_bits(place, bits); });
+  store_pairs<count / 2>(p, v, [](void* p, auto bits) { store_bits(p, bits); });
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
 }
 

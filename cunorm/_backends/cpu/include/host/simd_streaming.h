@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Stores of vectors past the caches.
+// Stores of vectors that bypass the caches.
 #pragma once
 #include "simd_stores.h"
 
 namespace simd {
 
-// Whether a result can be stored past the caches, which is one of `results`. Of 16 bits, several
-// cannot without AVX-512: a part of a pack is one cache line then, and stores of lines of two
-// results in turn take three times as long as others (measured).
+// Whether each of so many results can bypass the caches. Without AVX-512 several results of 16 bits
+// cannot: a part of a pack is one cache line then, and alternating stores of lines of two results
+// take three times as long as others (measured).
 template <class T, class C, int results>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
@@ -23,30 +23,29 @@ inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float,
 #endif
 
 #if defined(__SSE2__)
-// In pieces of the 16 bytes to which allocators align at least: the machine joins them to whole
-// lines.
+// In pieces of 16 bytes, to which allocators align at least; the machine combines them to lines.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
-  char* const place = static_cast<char*>(p);
+  char* const pieces = static_cast<char*>(p);
 #if defined(__AVX512F__)
   if constexpr (sizeof(bits) == 64) {
-    stream_pieces(place, _mm512_castsi512_si256((__m512i)bits));
-    stream_pieces(place + 32, _mm512_extracti64x4_epi64((__m512i)bits, 1));
+    stream_pieces(pieces, _mm512_castsi512_si256((__m512i)bits));
+    stream_pieces(pieces + 32, _mm512_extracti64x4_epi64((__m512i)bits, 1));
     return;
   }
 #endif
 #if defined(__AVX__)
   if constexpr (sizeof(bits) == 32) {
-    stream_pieces(place, _mm256_castsi256_si128((__m256i)bits));
-    stream_pieces(place + 16, _mm256_extractf128_si256((__m256i)bits, 1));
+    stream_pieces(pieces, _mm256_castsi256_si128((__m256i)bits));
+    stream_pieces(pieces + 16, _mm256_extractf128_si256((__m256i)bits, 1));
     return;
   }
 #endif
   static_assert(sizeof(bits) % 16 == 0, "it is stored in pieces");
   if constexpr (sizeof(bits) == 16)
-    _mm_stream_si128(reinterpret_cast<__m128i*>(place), (__m128i)bits);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(pieces), (__m128i)bits);
 }
-// Past the caches where the address allows, at once or in pieces.
+// Bypasses the caches if the address is aligned, at once or in pieces.
 template <class Bits>
 inline void stream(void* p, Bits bits) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -65,13 +64,13 @@ inline void stream(void* p, Bits bits) {
 }
 #endif
 
-// The same as store_all, past the caches.
+// As store_all, bypassing the caches.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
   if constexpr (same_type<T, bf16>) {
     static_assert(count % 2 == 0);
-    store_pairs<count / 2>(p, v, [](void* place, auto bits) { stream(place, bits); });
+    store_pairs<count / 2>(p, v, [](void* p, auto bits) { stream(p, bits); });
   } else {
 #pragma GCC unroll 32
     for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, bits_of(v[i], T()));
@@ -81,7 +80,7 @@ inline void store_all_non_temporal(T* p, const V* v) {
 #endif
 }
 
-// Such stores are seen by other threads only after this.
+// Other threads see such stores only after this.
 inline void finish_non_temporal_stores() {
 #if defined(__SSE__)
   _mm_sfence();
