@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
 """`warmup`: compile ahead, several builds at once, what calls will need."""
 
+from __future__ import annotations  # help() has the names of the aliases
+
 import time
-from collections.abc import Collection, Iterator, Set, ValuesView
+from collections.abc import Iterator, Set, ValuesView
 from contextlib import nullcontext
 from inspect import signature
 from itertools import product
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
@@ -18,12 +20,14 @@ from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
 from cunorm._core.tensor import CPU, Device
+from cunorm._core.types import Activation, DTypeLike, GatePosition, Layout, Needs, Several
 from cunorm._group_norm.builds import LAYOUTS, group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS
 
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
+Operand: TypeAlias = Several[DTypeLike | bool | None]
 
 
 class Warmup(NamedTuple):
@@ -39,31 +43,31 @@ class Warmup(NamedTuple):
 
 
 def warmup(
-    ops: Any,
-    widths: Any,
-    dtypes: Any,
+    ops: Several[str],
+    widths: Several[int],
+    dtypes: Several[DTypeLike],
     *,
-    device: Any,
-    rows: Any = None,
-    weight: Any = "auto",
-    bias: Any = None,
-    residual: Any = "auto",
-    gate: Any = None,
-    d_residual: Any = "auto",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-    center: Any = False,
-    groups: Any = 1,
-    weight_offset: Any = 0.0,
-    round_before_weight: Any = False,
-    gate_activation: Any = "silu",
-    gate_position: Any = "post",
-    num_groups: Any = None,
-    positions: Any = None,
-    layout: Any = "channels_last",
-    activation: Any = None,
-    needs: Collection[str] = NEEDS,
-    accumulate: Any = False,
+    device: str,
+    rows: Several[int] | None = None,
+    weight: Operand | Literal["auto"] = "auto",
+    bias: Operand = None,
+    residual: Operand | Literal["auto"] = "auto",
+    gate: Operand = None,
+    d_residual: Operand | Literal["auto"] = "auto",
+    dtype: Several[DTypeLike | None] = None,
+    residual_dtype: Several[DTypeLike | None] = None,
+    center: Several[bool] = False,
+    groups: Several[int] = 1,
+    weight_offset: Several[float] = 0.0,
+    round_before_weight: Several[bool] = False,
+    gate_activation: Several[Activation] = "silu",
+    gate_position: Several[GatePosition] = "post",
+    num_groups: Several[int] | None = None,
+    positions: Several[int] | None = None,
+    layout: Several[Layout] = "channels_last",
+    activation: Several[Activation | None] = None,
+    needs: Needs = NEEDS,
+    accumulate: Several[bool] = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> Warmup:
@@ -140,39 +144,38 @@ def warmup(
     ... )
     Warmup(builds=..., compiled=..., seconds=...)
     """
-    arguments = locals()
-    options = {name: arguments[name] for name in _ABSENT}
+    options = {name: value for name, value in locals().items() if name in _ABSENT}
     progress = validate.flag(FUNCTION, "progress", progress)
     workers = available_cores() if workers is None else _positive("workers", workers)
-    device = _device(device)
-    builds = planned(ops, widths, dtypes, device, rows, options)
+    target = _device(device)
+    builds = planned(ops, widths, dtypes, target, rows, options)
     start = time.perf_counter()
     bar = progress_bar(len(builds), desc="cunorm compiles") if progress else None
     with nullcontext() if bar is None else bar:
         step = (lambda: None) if bar is None else bar.update
         try:
-            compiled = compile_concurrently(builds, device, workers, step)
+            compiled = compile_concurrently(builds, target, workers, step)
         except RuntimeError as error:
             raise RuntimeError(f"{FUNCTION}: {error}") from error.__cause__
     return Warmup(len(builds), compiled, time.perf_counter() - start)
 
 
 def planned(
-    ops: Any, widths: Any, dtypes: Any, device: Device, rows: Any, options: Options
+    ops: object, widths: object, dtypes: object, device: Device, rows: object, options: Options
 ) -> list[KernelBuild]:
     """Return the builds that calls need, which are described as `warmup` takes them."""
-    rows = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
-    widths = [_positive("widths", one) for one in _several("widths", widths)]
+    counts = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
+    sizes = [_positive("widths", one) for one in _several("widths", widths)]
     options = _ABSENT | options
     calls = list(_calls(ops, dtypes, options | {"needs": (options["needs"],)}))
     builds: dict[KernelBuild, None] = {}  # each once, in their order
-    for (name, options_of_call), width in product(calls, widths):
+    for (name, options_of_call), width in product(calls, sizes):
         builds_of = group_builds if name in _group_norm.__all__ else row_builds
-        builds |= dict.fromkeys(builds_of(name, options_of_call, rows, width, device))
+        builds |= dict.fromkeys(builds_of(name, options_of_call, counts, width, device))
     return list(builds)
 
 
-def _device(name: Any) -> Device:
+def _device(name: object) -> Device:
     """Return the device of a name; it is there, and there is a compiler for it."""
     kind, _, number = str(name).partition(":")
     if kind == "cpu" and number in ("", "0"):
@@ -205,7 +208,7 @@ _ABSENT: Options = {
 }
 
 
-def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Options]]:
+def _calls(ops: object, dtypes: object, options: Options) -> Iterator[tuple[str, Options]]:
     """Yield the function and the options, those of _ABSENT, of every call that is described."""
     names = [validate.choice(FUNCTION, "ops", name, FUNCTIONS) for name in _several("ops", ops)]
     xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in _several("dtypes", dtypes)]
@@ -227,7 +230,7 @@ def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Optio
             yield name, _parsed(name, x, dict(zip(choices, chosen, strict=True)))
 
 
-def _several(argument: str, value: Any) -> tuple[Any, ...]:
+def _several(argument: str, value: object) -> tuple[Any, ...]:
     """Return the items of a collection; all else, names and arrays too, is the one item."""
     if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
@@ -236,7 +239,7 @@ def _several(argument: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _positive(argument: str, value: Any) -> int:
+def _positive(argument: str, value: object) -> int:
     number = validate.integer(FUNCTION, argument, value)
     if number < 1:
         raise ValueError(f"{FUNCTION}: {argument} is {value!r}, expected at least 1")
@@ -256,7 +259,7 @@ def _options_of(name: str) -> set[str]:
     return options
 
 
-def _is_default(option: str, value: Any) -> bool:
+def _is_default(option: str, value: object) -> bool:
     """Whether a value says no more than to leave the option out."""
     if value is None or value is False:
         return True
@@ -288,7 +291,7 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
     return {**options, **parsed, "x": x}
 
 
-def _operand(argument: str, value: Any, present: Any, absent: Any, auto: Any) -> Any:
+def _operand(argument: str, value: object, present: object, absent: object, auto: object) -> object:
     """Return the dtype that an operand has, or what a value that is no dtype means for it."""
     if value is None or isinstance(value, bool):
         return present if value else absent

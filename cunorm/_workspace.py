@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`workspace_size`: the bytes of workspace that a call needs, for callers that give it."""
 
+from __future__ import annotations  # help() has the names of the aliases
+
 from inspect import signature
 from itertools import product, starmap
 from typing import Any
@@ -11,6 +13,7 @@ from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
 from cunorm._core.operands import Kind, names_of
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import OptionalSpec, contiguous
+from cunorm._core.types import DTypeLike, Needs, SupportsDLPack
 from cunorm._dispatch import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.layout import group_geometry
@@ -39,14 +42,14 @@ _OPTIONS: dict[str, tuple[str, ...]] = {  # that each function takes
 
 def workspace_size(
     op: str,
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: SupportsDLPack,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     axis: int = -1,
     groups: int = 1,
-    x_dtype: Any = None,
-    needs: tuple[str, ...] = NEEDS,
+    x_dtype: DTypeLike | None = None,
+    needs: Needs = NEEDS,
     num_groups: int | None = None,
     channel_axis: int = -1,
 ) -> int:

@@ -3,22 +3,32 @@
 
 A field that does not apply to the call is None. `out=` takes the same tuples, with arrays in the
 fields that are to be written in place.
+
+To type checkers, a field is of x's type where a call that leaves `needs` out always has it.
 """
 
-from typing import Any, NamedTuple
+import sys
+import typing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+if not TYPE_CHECKING and sys.version_info < (3, 11):  # whose NamedTuple takes no second base
+    NamedTuple = SimpleNamespace(__mro_entries__=lambda bases: (typing._NamedTuple,))
 
 
-class AddNorm(NamedTuple):
+class AddNorm(NamedTuple, Generic[T_co]):
     """The results of the `add_` functions, both of x's shape.
 
     y has the normalised rows; residual is the new residual stream, x + residual.
     """
 
-    y: Any = None
-    residual: Any = None
+    y: T_co = None  # type: ignore[assignment]
+    residual: T_co = None  # type: ignore[assignment]
 
 
-class NormForward(NamedTuple):
+class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 
     y has the normalised rows, of x's shape. residual, of the same shape, is the new residual
@@ -27,13 +37,13 @@ class NormForward(NamedTuple):
     with a last axis of length `groups` if not 1; mean is None without centering.
     """
 
-    y: Any = None
-    residual: Any = None
-    mean: Any = None
-    rstd: Any = None
+    y: T_co = None  # type: ignore[assignment]
+    residual: T_co | None = None
+    mean: T_co | None = None
+    rstd: T_co = None  # type: ignore[assignment]
 
 
-class NormGrads(NamedTuple):
+class NormGrads(NamedTuple, Generic[T_co]):
     """The results of a row norm's backward: one gradient per operand, or None.
 
     dx, of the branch x, dgate, even of an expanded gate, and dresidual have x's shape; dweight and
@@ -41,31 +51,31 @@ class NormGrads(NamedTuple):
     the same as dx, in the stream's dtype.
     """
 
-    dx: Any = None
-    dweight: Any = None
-    dbias: Any = None
-    dgate: Any = None
-    dresidual: Any = None
+    dx: T_co = None  # type: ignore[assignment]
+    dweight: T_co | None = None
+    dbias: T_co | None = None
+    dgate: T_co | None = None
+    dresidual: T_co = None  # type: ignore[assignment]
 
 
-class GroupNormForward(NamedTuple):
+class GroupNormForward(NamedTuple, Generic[T_co]):
     """The results of `group_norm_forward`, which the backward needs.
 
     y has the normalised groups, activated, of x's shape. mean and rstd are the groups' statistics,
     in the compute type, of shape ``(N, num_groups)``.
     """
 
-    y: Any = None
-    mean: Any = None
-    rstd: Any = None
+    y: T_co = None  # type: ignore[assignment]
+    mean: T_co = None  # type: ignore[assignment]
+    rstd: T_co = None  # type: ignore[assignment]
 
 
-class GroupNormGrads(NamedTuple):
+class GroupNormGrads(NamedTuple, Generic[T_co]):
     """The results of `group_norm_backward`: one gradient per operand, or None.
 
     dx has x's shape; dweight and dbias have shape ``(C,)``.
     """
 
-    dx: Any = None
-    dweight: Any = None
-    dbias: Any = None
+    dx: T_co = None  # type: ignore[assignment]
+    dweight: T_co | None = None
+    dbias: T_co | None = None

@@ -10,7 +10,7 @@ from cunorm._core import tensor
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, Device, TensorSpec
 
-Signature = tuple[list[Any], list[int]]  # parts of the cache's key, and addresses, 0 for None
+Signature = tuple[list[object], list[int]]  # parts of the cache's key, and addresses, 0 for None
 
 
 class ArrayAdapter(ABC):
@@ -77,7 +77,7 @@ class ArrayAdapter(ABC):
         view.spec = tensor.bytes_spec(spec.nbytes, spec.device)
         return view
 
-    def export(self, view: ArrayView) -> Any:
+    def export(self, view: ArrayView) -> object:
         """Return the array that the user gets for an output, after the launch that fills it."""
         if not view.is_new:
             self.bump_version([view.owner])
@@ -110,13 +110,13 @@ def empty_dense(spec: TensorSpec, empty: Callable[[tuple[int, ...]], Any]) -> An
     return empty(spec.permuted(axes).shape).transpose(tensor.inverse_permutation(axes))
 
 
-def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: Any) -> None:
+def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: object) -> None:
     if is_contiguous:
         return
     raise ValueError(f"{function}: {argument} has strides {strides}, expected a contiguous array")
 
 
-def new_view(pointer: int, spec: TensorSpec, owner: Any, adapter: ArrayAdapter) -> ArrayView:
+def new_view(pointer: int, spec: TensorSpec, owner: object, adapter: ArrayAdapter) -> ArrayView:
     """Return the view of an array that was made in this call."""
     return ArrayView(pointer, spec, owner, adapter, writable=True, is_new=True)
 

@@ -54,7 +54,7 @@ class CupyAdapter(ArrayAdapter):
         return new_view(array.data.ptr, spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        key_parts: list[Any] = []
+        key_parts: list[object] = []
         pointers = []
         own = cupy().ndarray
         for array in arrays:
@@ -84,7 +84,7 @@ class CupyAdapter(ArrayAdapter):
             return super().allocator(spec, has_model=has_model)
         empty, shape, dtype = cupy().empty, spec.shape, numpy_dtype(spec.dtype)
 
-        def allocate(model: Any) -> Any:
+        def allocate(model: object) -> object:
             with self.device_scope(spec.device):
                 return empty(shape, dtype)
 

@@ -19,6 +19,7 @@ from cunorm._arrays.numpy import NUMPY, NumpyAdapter
 from cunorm._core.dtypes import ALLOWED, DTYPES
 from cunorm._core.memo import on_clear
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
+from cunorm._core.types import SupportsDLPack
 
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
 _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
@@ -185,7 +186,7 @@ def _own(spec: TensorSpec) -> NumpyAdapter | CupyAdapter:
     return NUMPY if spec.device.kind == "cpu" else CUPY
 
 
-def _capsule(array: Any, **stream: int) -> Any:
+def _capsule(array: SupportsDLPack, **stream: int) -> object:
     """Ask for a versioned capsule, which can say that it is read-only, else for an older one."""
     try:
         return array.__dlpack__(max_version=(1, 0), **stream)

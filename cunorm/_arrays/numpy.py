@@ -5,7 +5,6 @@ import ctypes
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +19,12 @@ _address_at = ctypes.c_void_p.from_address
 _AFTER_HEAD = object.__basicsize__
 
 
-def _pointer_by_object(array: Any) -> int:
+def _pointer_by_object(array: HostArray) -> int:
     """Return the address of an array's first element, where id() is that of the object."""
     return _address_at(id(array) + _AFTER_HEAD).value or 0
 
 
-def _pointer_by_ctypes(array: Any) -> int:
+def _pointer_by_ctypes(array: HostArray) -> int:
     """Return the same in ten times the time."""
     return int(array.ctypes.data)
 
@@ -48,7 +47,7 @@ class NumpyAdapter(ArrayAdapter):
             )
         return issubclass(kind, np.ndarray)
 
-    def view(self, function: str, argument: str, array: Any) -> ArrayView:
+    def view(self, function: str, argument: str, array: HostArray) -> ArrayView:
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         pointer = data_pointer(array)
@@ -59,7 +58,7 @@ class NumpyAdapter(ArrayAdapter):
         spec = TensorSpec(array.shape, strides, dtype, CPU)
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
 
-    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: HostArray) -> ArrayView:
         flags, dtype = array.flags, array.dtype
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
@@ -71,8 +70,8 @@ class NumpyAdapter(ArrayAdapter):
         array = empty_dense(spec, partial(np.empty, dtype=numpy_dtype(spec.dtype)))
         return new_view(data_pointer(array), spec, array, self)
 
-    def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        key_parts: list[Any] = []
+    def signature(self, arrays: Sequence[HostArray | None], first_output: int) -> Signature | None:
+        key_parts: list[object] = []
         pointers = []
         for array in arrays:
             if array is None:
@@ -90,16 +89,16 @@ class NumpyAdapter(ArrayAdapter):
             key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return key_parts, pointers
 
-    def is_contiguous(self, array: Any) -> bool:
-        return array.flags.c_contiguous  # type: ignore[no-any-return]
+    def is_contiguous(self, array: HostArray) -> bool:
+        return array.flags.c_contiguous
 
-    def strides(self, array: Any) -> tuple[int, ...] | None:
+    def strides(self, array: HostArray) -> tuple[int, ...] | None:
         return tensor.in_elements(array.strides, array.itemsize)
 
-    def memory_type(self, array: Any) -> Hashable:
-        return array.dtype  # type: ignore[no-any-return]
+    def memory_type(self, array: HostArray) -> Hashable:
+        return array.dtype
 
-    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
+    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[HostArray], HostArray]:
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)

@@ -7,7 +7,7 @@ refused.
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from cunorm._arrays.adapter import ArrayAdapter
@@ -29,7 +29,7 @@ library_types: dict[type, ArrayAdapter] = {}  # of the libraries themselves
 _user_types: WeakKeyDictionary[type, ArrayAdapter] = WeakKeyDictionary()
 
 
-def adapter_of(function: str, argument: str, array: Any) -> ArrayAdapter:
+def adapter_of(function: str, argument: str, array: object) -> ArrayAdapter:
     """Return the adapter of an array's type.
 
     A TypeError is raised, each time, for what is no array and for types that are more than memory
@@ -54,20 +54,20 @@ def _find(function: str, argument: str, kind: type) -> ArrayAdapter | None:
     return DLPACK if DLPACK.accepts(function, argument, kind) else None
 
 
-def _no_array(function: str, argument: str, value: Any) -> NoReturn:
+def _no_array(function: str, argument: str, value: object) -> NoReturn:
     raise TypeError(
         f"{function}: {argument} is {describe_type(type(value))}, expected a NumPy, CuPy, PyTorch "
         f"or JAX array or another object with __dlpack__{array_hint(function, argument, value)}"
     )
 
 
-def view(function: str, argument: str, array: Any) -> ArrayView:
+def view(function: str, argument: str, array: object) -> ArrayView:
     """Return the view of an array; refuse what no kernel can read as it lies in memory."""
     return adapter_of(function, argument, array).view(function, argument, array)
 
 
 def view_all(
-    function: str, arguments: Sequence[str], arrays: Sequence[Any], required: Sequence[bool]
+    function: str, arguments: Sequence[str], arrays: Sequence[object], required: Sequence[bool]
 ) -> list[ArrayView | None]:
     """Return the views of arrays, of which those that are not required may be None."""
     named = zip(arguments, arrays, required, strict=True)
@@ -77,7 +77,7 @@ def view_all(
     ]
 
 
-def view_workspace(function: str, array: Any) -> ArrayView:
+def view_workspace(function: str, array: object) -> ArrayView:
     """Return the view of an array that a call may use as memory: contiguous and writable.
 
     NumPy's and CuPy's are of any dtype of numbers, PyTorch's of uint8 or one that kernels read.

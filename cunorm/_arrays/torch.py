@@ -7,26 +7,24 @@ Attributes are read one by one: together they cost a tenth of what ``__dlpack__`
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
+from cunorm._arrays import _torch_private
+from cunorm._arrays._torch_private import count_modes, has_dual_level, is_tracing
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
 from cunorm._core.dtypes import ALLOWED, DTYPES, DType, pass_hint
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
-_DTYPES: dict[Any, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
+_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 # The types of tensors that are no more than their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
-_empty_like: Callable[[Any], Any] = torch.empty_like
-_increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
+_empty_like: Callable[[Tensor], Tensor] = torch.empty_like
+_increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_is_tracing: Callable[[], bool] = torch._C._is_tracing  # by torch.jit.trace
-_mode = torch._C._get_dispatch_mode
-_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
 class TorchAdapter(ArrayAdapter):
@@ -48,7 +46,7 @@ class TorchAdapter(ArrayAdapter):
             )
         return False
 
-    def view(self, function: str, argument: str, array: Any) -> ArrayView:
+    def view(self, function: str, argument: str, array: Tensor) -> ArrayView:
         what = _watcher()
         if what is not None:
             raise TypeError(
@@ -59,7 +57,7 @@ class TorchAdapter(ArrayAdapter):
         dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
         if dtype is None or array.is_neg() or is_recorded or pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
+        if has_dual_level() and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(
                 f"{function}: {argument} has a forward-mode tangent, which this function does not "
                 "propagate: use cunorm.torch with reverse-mode differentiation, or "
@@ -68,7 +66,7 @@ class TorchAdapter(ArrayAdapter):
         spec = TensorSpec(tuple(array.shape), array.stride(), dtype, device)
         return ArrayView(pointer, spec, array, self, writable=True)
 
-    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: Tensor) -> ArrayView:
         if array.dtype is not torch.uint8:
             return super().workspace_view(function, argument, array)
         pointer, device = _place_of(function, argument, array, torch.uint8)
@@ -79,11 +77,11 @@ class TorchAdapter(ArrayAdapter):
         tensor = _empty(spec)()
         return new_view(tensor.data_ptr(), spec, tensor, self)
 
-    def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        if _is_tracing() or forward_ad._current_level >= 0 or (_count_modes() and _watcher()):
+    def signature(self, arrays: Sequence[Tensor | None], first_output: int) -> Signature | None:
+        if is_tracing() or has_dual_level() or (count_modes() and _watcher()):
             return None
         grad_enabled = _is_grad_enabled()
-        key_parts: list[Any] = []
+        key_parts: list[object] = []
         pointers = []
         try:
             for array in arrays:
@@ -108,22 +106,22 @@ class TorchAdapter(ArrayAdapter):
             return None
         return key_parts, pointers
 
-    def is_contiguous(self, array: Any) -> bool:
-        return array.is_contiguous()  # type: ignore[no-any-return]
+    def is_contiguous(self, array: Tensor) -> bool:
+        return array.is_contiguous()
 
-    def strides(self, array: Any) -> tuple[int, ...] | None:
-        return array.stride()  # type: ignore[no-any-return]
+    def strides(self, array: Tensor) -> tuple[int, ...] | None:
+        return array.stride()
 
-    def memory_type(self, array: Any) -> Hashable:
+    def memory_type(self, array: Tensor) -> Hashable:
         return (array.dtype, array.get_device())
 
-    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
+    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
             return _empty_like  # it parses less
         empty = _empty(spec)
         return lambda model: empty()
 
-    def bump_version(self, arrays: Sequence[Any]) -> None:
+    def bump_version(self, arrays: Sequence[Tensor | None]) -> None:
         for array in arrays:
             if array is not None:
                 _increment_version(array)
@@ -135,7 +133,7 @@ class TorchAdapter(ArrayAdapter):
 
     def stream(self, device: Device) -> int:
         # As its compiler reads it: with no object.
-        return int(torch._C._cuda_getCurrentRawStream(device.index))
+        return _torch_private.raw_stream(device.index)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
@@ -143,14 +141,16 @@ class TorchAdapter(ArrayAdapter):
 
 def _watcher() -> str | None:
     """Return what torch does where it would not see that kernels fill memory, else None."""
-    if _is_tracing():
+    if is_tracing():
         return "records operations (torch.jit.trace)"
-    if _mode(_FAKE) is not None:
+    if _torch_private.has_fake_mode():
         return "makes tensors without memory (FakeTensorMode)"
-    return None if _mode(_PROXY) is None else "records operations (make_fx)"
+    return "records operations (make_fx)" if _torch_private.has_proxy_mode() else None
 
 
-def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int, Device]:
+def _place_of(
+    function: str, argument: str, array: Tensor, *also: torch.dtype
+) -> tuple[int, Device]:
     """Return the address and the device of a strided tensor with data, on the CPU or CUDA."""
     try:
         pointer: int = array.data_ptr()
@@ -162,19 +162,19 @@ def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int
     return pointer, CPU if array.is_cpu else Device("cuda", array.get_device())
 
 
-def _empty(spec: TensorSpec) -> Callable[[], Any]:
+def _empty(spec: TensorSpec) -> Callable[[], Tensor]:
     """Return a function that makes a tensor; empty_strided parses less than torch.empty."""
     dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
     return partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
 
 
-def dense_form(argument: str, array: Any) -> str:
+def dense_form(argument: str, array: Tensor) -> str:
     """Return the expression that makes a dense tensor of a sparse or a nested one."""
     padded = f"torch.nested.to_padded_tensor({argument}, 0.0)"
     return padded if array.is_nested else f"{argument}.to_dense()"
 
 
-def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
+def _refusal(function: str, argument: str, array: Tensor, *also: torch.dtype) -> Exception:
     """Return the error for a tensor that `view` refuses; `also` are more dtypes to allow."""
     where = f"{function}: {argument}"
     if array.layout is not torch.strided or array.is_nested:
@@ -183,7 +183,7 @@ def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
             f"{where} has layout {layout}, expected a dense tensor: pass "
             f"{dense_form(argument, array)}"
         )
-    if torch._C._functorch.is_functorch_wrapped_tensor(array):
+    if _torch_private.is_wrapped(array):
         return TypeError(
             f"{where} is a tensor inside a torch.func transform (vmap, grad, jvp), expected a "
             "plain one: call this outside the transform"

@@ -4,16 +4,16 @@
 import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Set
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, pass_hint
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
+from cunorm._core.types import Activation
 
 # The activations of gates and of group norms: their names in the sources by the public ones.
-_NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh")
-ACTIVATIONS = {name: name for name in _NAMES} | {"swish": "silu"}
+ACTIVATIONS: dict[str, str] = {name: name for name in get_args(Activation)} | {"swish": "silu"}
 
 
 def describe_type(kind: type) -> str:

@@ -154,7 +154,7 @@ def calls(operator: Operator, direction: str, operands: Operands, device: Device
     return found
 
 
-def _forward(operator: Operator, operands: Operands, library: Any) -> AddNorm:
+def _forward(operator: Operator, operands: Operands, library: Any) -> AddNorm[Any]:
     """Compute a norm as one writes it in NumPy or CuPy."""
     x, stream = operands["x"], None
     if "residual" in operands:
@@ -165,7 +165,7 @@ def _forward(operator: Operator, operands: Operands, library: Any) -> AddNorm:
     return AddNorm(y + operands["bias"] if "bias" in operands else y, stream)
 
 
-def _backward(operator: Operator, operands: Operands, library: Any, saved: NormForward) -> Any:
+def _backward(operator: Operator, operands: Operands, library: Any, saved: NormForward[Any]) -> Any:
     """Differentiate it as one writes it in NumPy or CuPy."""
     x = operands["x"] if saved.residual is None else saved.residual
     n = (x if saved.mean is None else x - saved.mean[:, None]) * saved.rstd[:, None]

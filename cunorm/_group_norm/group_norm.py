@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Group norm and instance norm with an activation: for inference, and for training."""
 
-from typing import Any
+from __future__ import annotations  # help() has the names of the aliases
 
 from cunorm._core import validate
+from cunorm._core.types import Activation, ArrayT, DTypeLike, GroupNeeds, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
@@ -12,18 +13,18 @@ from cunorm.results import GroupNormForward, GroupNormGrads
 
 
 def group_norm(
-    x: Any,
+    x: ArrayT,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    dtype: Any = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+    out: SupportsDLPack | None = None,
+    workspace: SupportsDLPack | None = None,
+) -> ArrayT:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
     The mean is over all positions and the channels of a group of a sample, weight and bias belong
@@ -110,17 +111,17 @@ def group_norm(
 
 
 def instance_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    dtype: Any = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+    out: SupportsDLPack | None = None,
+    workspace: SupportsDLPack | None = None,
+) -> ArrayT:
     """Apply `group_norm` with each channel a group of its own.
 
     With the mean over the positions of one channel of one sample, and g the activation::
@@ -154,18 +155,18 @@ def instance_norm(
 
 
 def group_norm_forward(
-    x: Any,
+    x: ArrayT,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    dtype: Any = None,
-    out: GroupNormForward | None = None,
-    workspace: Any = None,
-) -> GroupNormForward:
+    dtype: DTypeLike | None = None,
+    out: GroupNormForward[SupportsDLPack | None] | None = None,
+    workspace: SupportsDLPack | None = None,
+) -> GroupNormForward[ArrayT]:
     """Run `group_norm`, and return what `group_norm_backward` needs too.
 
     ::
@@ -204,21 +205,21 @@ def group_norm_forward(
 
 
 def group_norm_backward(
-    dy: Any,
-    x: Any,
+    dy: SupportsDLPack,
+    x: ArrayT,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
-    mean: Any,
-    rstd: Any,
-    activation: str | None = None,
+    mean: SupportsDLPack,
+    rstd: SupportsDLPack,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    needs: tuple[str, ...] = NEEDS,
-    out: GroupNormGrads | None = None,
-    workspace: Any = None,
+    needs: GroupNeeds = NEEDS,
+    out: GroupNormGrads[SupportsDLPack | None] | None = None,
+    workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
-) -> GroupNormGrads:
+) -> GroupNormGrads[ArrayT]:
     """Return the gradients of `group_norm`.
 
     With mean() over the positions and channels of a group of a sample, g' the derivative of the

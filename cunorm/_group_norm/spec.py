@@ -10,10 +10,11 @@ from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, operand_of, present
 from cunorm._core.tensor import Shape
+from cunorm._core.types import GroupNeed
 from cunorm._group_norm.kernels import TABLE
 from cunorm.results import GroupNormForward, GroupNormGrads
 
-NEEDS = tuple(map(operand_of, TABLE.backward_results))
+NEEDS: tuple[GroupNeed, ...] = tuple(map(operand_of, TABLE.backward_results))  # type: ignore[arg-type]
 
 
 Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The L2 norm: for inference, and forward and backward for training."""
 
-from typing import Any
+from __future__ import annotations  # help() has the names of the aliases
 
 from cunorm._core import validate
+from cunorm._core.types import ArrayT, DTypeLike, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -12,14 +13,14 @@ from cunorm.results import NormForward, NormGrads
 
 
 def l2_norm(
-    x: Any,
+    x: ArrayT,
     *,
     eps: float = 1e-12,
     axis: int = -1,
     groups: int = 1,
-    dtype: Any = None,
-    out: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+    out: SupportsDLPack | None = None,
+) -> ArrayT:
     """Scale each row of x to length 1.
 
     ::
@@ -51,14 +52,14 @@ def l2_norm(
 
 
 def l2_norm_forward(
-    x: Any,
+    x: ArrayT,
     *,
     eps: float = 1e-12,
     axis: int = -1,
     groups: int = 1,
-    dtype: Any = None,
-    out: NormForward | None = None,
-) -> NormForward:
+    dtype: DTypeLike | None = None,
+    out: NormForward[SupportsDLPack | None] | None = None,
+) -> NormForward[ArrayT]:
     """Run `l2_norm`, and return what `l2_norm_backward` needs too.
 
     With d the number of elements of a row, or of a group's slice of it::
@@ -89,8 +90,14 @@ def l2_norm_forward(
 
 
 def l2_norm_backward(
-    dy: Any, x: Any, *, rstd: Any, axis: int = -1, groups: int = 1, out: NormGrads | None = None
-) -> NormGrads:
+    dy: SupportsDLPack,
+    x: ArrayT,
+    *,
+    rstd: SupportsDLPack,
+    axis: int = -1,
+    groups: int = 1,
+    out: NormGrads[SupportsDLPack | None] | None = None,
+) -> NormGrads[ArrayT]:
     """Return the gradient of `l2_norm`.
 
     With d the number of elements of a row, or of a group's slice of it::

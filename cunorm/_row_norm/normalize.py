@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The generic row norm. `normalize` documents what all row norms have in common."""
 
-from typing import Any
+from __future__ import annotations  # help() has the names of the aliases
 
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
+from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -13,9 +14,9 @@ from cunorm.results import AddNorm, NormForward, NormGrads
 
 
 def normalize(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     c: float | None = None,
     center: bool = False,
@@ -24,12 +25,12 @@ def normalize(
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    out: Any = None,
-) -> Any:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    out: SupportsDLPack | None = None,
+) -> ArrayT:
     """Normalise each row of x to the length c, by default the square root of its width.
 
     A row is all axes from `axis` to the last, or with `groups` a slice of the last one; d is its
@@ -139,10 +140,10 @@ def normalize(
 
 
 def add_normalize(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayT,
+    residual: SupportsDLPack | None,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
     c: float | None = None,
     center: bool = False,
@@ -151,13 +152,13 @@ def add_normalize(
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-    out: AddNorm | None = None,
-) -> AddNorm:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+    out: AddNorm[SupportsDLPack | None] | None = None,
+) -> AddNorm[ArrayT]:
     """Add x to the residual stream, and `normalize` the new stream.
 
     ::
@@ -224,12 +225,12 @@ def add_normalize(
 
 
 def normalize_forward(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
-    residual: Any = None,
-    residual_dtype: Any = None,
+    residual: SupportsDLPack | None = None,
+    residual_dtype: DTypeLike | None = None,
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
@@ -237,12 +238,12 @@ def normalize_forward(
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    out: NormForward | None = None,
-) -> NormForward:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    out: NormForward[SupportsDLPack | None] | None = None,
+) -> NormForward[ArrayT]:
     """Run `normalize`, or `add_normalize`, and return what `normalize_backward` needs too.
 
     With d the number of elements of a row and g the activation of the gate::
@@ -301,29 +302,29 @@ def normalize_forward(
 
 
 def normalize_backward(
-    dy: Any,
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    dy: SupportsDLPack,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
+    bias: SupportsDLPack | None = None,
     *,
-    rstd: Any,
-    mean: Any = None,
-    d_residual: Any = None,
+    rstd: SupportsDLPack,
+    mean: SupportsDLPack | None = None,
+    d_residual: SupportsDLPack | None = None,
     c: float | None = None,
     center: bool = False,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    x_dtype: Any = None,
-    needs: tuple[str, ...] = NEEDS,
-    out: NormGrads | None = None,
-    workspace: Any = None,
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    x_dtype: DTypeLike | None = None,
+    needs: Needs = NEEDS,
+    out: NormGrads[SupportsDLPack | None] | None = None,
+    workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
-) -> NormGrads:
+) -> NormGrads[ArrayT]:
     """Return the gradients of `normalize` and of `add_normalize`.
 
     With k = c / sqrt(d), d the number of elements of a row, mean() over a row, g the activation of

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """RMSNorm: for inference, with the residual stream, and forward and backward for training."""
 
-from typing import Any
+from __future__ import annotations  # help() has the names of the aliases
 
 from cunorm._core import validate
+from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -12,20 +13,20 @@ from cunorm.results import AddNorm, NormForward, NormGrads
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
     *,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    out: Any = None,
-) -> Any:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    out: SupportsDLPack | None = None,
+) -> ArrayT:
     """Divide each row of x by its root mean square.
 
     Without a gate, which multiplies x or y by its activation as in `normalize`::
@@ -84,22 +85,22 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
+    x: ArrayT,
+    residual: SupportsDLPack | None,
+    weight: SupportsDLPack | None = None,
     *,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-    out: AddNorm | None = None,
-) -> AddNorm:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+    out: AddNorm[SupportsDLPack | None] | None = None,
+) -> AddNorm[ArrayT]:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
     ::
@@ -135,22 +136,22 @@ def add_rms_norm(
 
 
 def rms_norm_forward(
-    x: Any,
-    weight: Any = None,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
     *,
-    residual: Any = None,
-    residual_dtype: Any = None,
+    residual: SupportsDLPack | None = None,
+    residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    out: NormForward | None = None,
-) -> NormForward:
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    out: NormForward[SupportsDLPack | None] | None = None,
+) -> NormForward[ArrayT]:
     """Run `rms_norm`, or `add_rms_norm`, and return what `rms_norm_backward` needs too.
 
     Without a gate (for the formulas with one, see `normalize_forward`)::
@@ -186,25 +187,25 @@ def rms_norm_forward(
 
 
 def rms_norm_backward(
-    dy: Any,
-    x: Any,
-    weight: Any = None,
+    dy: SupportsDLPack,
+    x: ArrayT,
+    weight: SupportsDLPack | None = None,
     *,
-    rstd: Any,
-    d_residual: Any = None,
+    rstd: SupportsDLPack,
+    d_residual: SupportsDLPack | None = None,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    x_dtype: Any = None,
-    needs: tuple[str, ...] = NEEDS,
-    out: NormGrads | None = None,
-    workspace: Any = None,
+    gate: SupportsDLPack | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    x_dtype: DTypeLike | None = None,
+    needs: Needs = NEEDS,
+    out: NormGrads[SupportsDLPack | None] | None = None,
+    workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
-) -> NormGrads:
+) -> NormGrads[ArrayT]:
     """Return the gradients of `rms_norm` and of `add_rms_norm`.
 
     Without a gate (for the formulas with one, see `normalize_backward`)::

@@ -11,10 +11,11 @@ from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promo
 from cunorm._core.memo import memoize, typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
 from cunorm._core.tensor import Shape
+from cunorm._core.types import Need
 from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm.results import NormForward, NormGrads
 
-NEEDS = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))
+NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # Options of `rms_norm` with which published models use it.
 MODELS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.dlpack
 import numpy as np
+from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from cunorm._arrays.adapter import new_view
@@ -28,9 +29,9 @@ from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, TensorSpec
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call
+from cunorm.jax._call import Call, OptionalArrays
 
-Run = Callable[[Sequence[Any]], list[Any]]
+Run = Callable[[OptionalArrays], list[Array | None]]
 
 _ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
 
@@ -57,7 +58,7 @@ class JaxAdapter(DLPackAdapter):
         or without a required array.
         """
         kind = type(arrays[0])
-        key_parts: list[Any] = []
+        key_parts: list[object] = []
         for array in arrays:
             if array is None:
                 key_parts.append(None)
@@ -68,7 +69,7 @@ class JaxAdapter(DLPackAdapter):
         run: Run | None = _eager_call(op, spec, *key_parts)
         return None if run is None else run(arrays[: op.first_output])
 
-    def view(self, function: str, argument: str, array: Any) -> ArrayView:
+    def view(self, function: str, argument: str, array: Array) -> ArrayView:
         """Return the view of an array of one device, once its values are there or ordered."""
         dtype_of(function, argument, array.dtype)
         if array.is_deleted():
@@ -92,7 +93,7 @@ class JaxAdapter(DLPackAdapter):
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
         """Make a NumPy or CuPy buffer for `export`; that of a bfloat16 array is of float16."""
-        if spec.dtype is FLOAT64 and not jax.config.jax_enable_x64:
+        if spec.dtype is FLOAT64 and not jax.enable_x64.value:
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
         if spec.device.kind == "cpu":
@@ -107,7 +108,7 @@ class JaxAdapter(DLPackAdapter):
             pointer = buffer.data.ptr
         return new_view(pointer, spec, buffer, self)
 
-    def export(self, view: ArrayView) -> Any:
+    def export(self, view: ArrayView) -> Array:
         """Hand a filled buffer to JAX, which keeps it alive. On CUDA its stream waits for ours."""
         with self.device_scope(view.spec.device):
             return jax.dlpack.from_dlpack(_Exporter(view))
@@ -123,7 +124,7 @@ class _Exporter:
     def __init__(self, view: ArrayView) -> None:
         self.buffer, self.dtype = view.owner, view.spec.dtype
 
-    def __dlpack_device__(self) -> Any:
+    def __dlpack_device__(self) -> object:
         return self.buffer.__dlpack_device__()
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
@@ -153,14 +154,14 @@ def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
         return None
     call = Call.of(op, spec, [one and jax.ShapeDtypeStruct(*one[:2]) for one in inputs])
     _ffi.check_x64(call)
-    (device,) = where.device_set
+    device: Any = next(iter(where.device_set))
     if device.platform == "cpu":
         has_compiler()
     else:
         cuda.require()
     pick, compiled = call.output_picker(), jax.jit(partial(_ffi.run_new_outputs, call))
 
-    def run(arrays: Sequence[Any]) -> list[Any]:
+    def run(arrays: OptionalArrays) -> list[Array | None]:
         with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
             return [*pick((None, *arrays, *compiled(arrays)))]
 

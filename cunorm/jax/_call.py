@@ -7,13 +7,17 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from jax import Array, ShapeDtypeStruct
+
 from cunorm._core.dtypes import DTYPES, dtype_of
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef, Plan, spec_from_json, spec_to_json
+from cunorm._core.plan import OpDef, OpSpec, Plan, SpecT, spec_from_json, spec_to_json
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 
+Arrays = tuple[Array, ...]
+OptionalArrays = Sequence[Array | None]
 Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_BACKWARD)}
@@ -23,11 +27,13 @@ class Call(NamedTuple):
     """A call but for its memory; equal calls do the same."""
 
     op: OpDef[Any]
-    spec: Any  # its OpSpec
+    spec: OpSpec
     inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
 
     @classmethod
-    def of(cls, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> "Call":
+    def of(
+        cls, op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Array | ShapeDtypeStruct | None]
+    ) -> "Call":
         """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""
         named = zip(op.inputs, arrays, strict=True)
         inputs = [one if one is None else _describe(spec, name, one) for name, one in named]
@@ -49,9 +55,9 @@ class Call(NamedTuple):
     def output_picker(self) -> Picker:
         """Return what picks all outputs from None, all inputs and the allocated outputs."""
         op, plan, shared = self.op, self.plan, dict(self.plan.shared)
-        sources = (*range(op.first_output), *(place for place, _ in plan.outputs))
-        places = range(op.first_output, op.array_count - 1)
-        return picker(sources, (shared.get(place, place) for place in places))
+        sources = (*range(op.first_output), *(slot for slot, _ in plan.outputs))
+        slots = range(op.first_output, op.array_count - 1)
+        return picker(sources, (shared.get(slot, slot) for slot in slots))
 
     def text(self) -> str:
         """Return the call as text, which means the same in every process."""
@@ -68,12 +74,12 @@ class Call(NamedTuple):
 
 
 @memoize()
-def replace_interned(spec: Any, **fields: Any) -> Any:
+def replace_interned(spec: Any, **fields: object) -> Any:
     """Return an OpSpec with other values of some fields, one object for all equal calls."""
     return replace(spec, **fields)
 
 
-def _describe(spec: Any, name: str, array: Any) -> TensorSpec:
+def _describe(spec: OpSpec, name: str, array: Array | ShapeDtypeStruct) -> TensorSpec:
     if not all(isinstance(size, int) for size in array.shape):
         raise TypeError(
             f"{spec.function}: {name} has shape {array.shape}, expected sizes that are known: "
@@ -82,10 +88,10 @@ def _describe(spec: Any, name: str, array: Any) -> TensorSpec:
     return contiguous(array.shape, dtype_of(spec.function, name, array.dtype), CPU)
 
 
-def picker(sources: Iterable[int], places: Iterable[int]) -> Picker:
-    """Return a function that picks the array of each place, from the arrays of the sources.
+def picker(sources: Iterable[int], slots: Iterable[int]) -> Picker:
+    """Return a function that picks the array of each slot, from the arrays of the sources.
 
     It takes them as one tuple, after what stands for an absent array.
     """
     ranks = {source: rank for rank, source in enumerate(sources, 1)}
-    return itemgetter(*[ranks.get(place, 0) for place in places])
+    return itemgetter(*[ranks.get(slot, 0) for slot in slots])

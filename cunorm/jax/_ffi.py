@@ -2,25 +2,24 @@
 """Calls of the kernels inside JAX: an FFI call with a rule for vmap and without a derivative."""
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.ffi
 import jax.numpy as jnp
+from jax import Array, ShapeDtypeStruct
 from jax.custom_batching import custom_vmap
 
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
 from cunorm._core.operands import Kind
-from cunorm._core.plan import OpDef
-from cunorm._group_norm.spec import GroupNormSpec
-from cunorm.jax import _xla_structs
-from cunorm.jax._call import Call, replace_interned
+from cunorm._core.plan import OpDef, SpecT
+from cunorm._row_norm.spec import RowNormSpec
+from cunorm.jax import _xla_structs as xla
+from cunorm.jax._call import Arrays, Call, OptionalArrays, replace_interned
 from cunorm.jax._handler import called, handler, run_on_cpu, run_on_cuda
-
-Arrays = tuple[Any, ...]
 
 _CPU_TARGET, _CUDA_TARGET = "cunorm_on_cpu", "cunorm_on_cuda"
 NEEDS_X64 = (
@@ -29,7 +28,7 @@ NEEDS_X64 = (
 )
 
 
-def run(op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> dict[str, Any]:
+def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Array | None]:
     """Return the outputs of a call by name, None for one that is absent.
 
     JAX can transform the call but for derivatives, which the caller defines.
@@ -39,24 +38,23 @@ def run(op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(op.outputs, outputs, strict=True))
 
 
-def run_new_outputs(call: Call, arrays: Sequence[Any]) -> Arrays:
+def run_new_outputs(call: Call, arrays: OptionalArrays) -> Arrays:
     """Return the outputs that a call allocates."""
     check_x64(call)
     if not call.plan.outputs:
         return ()
-    outputs: Arrays = _kernel(call)(*[array for array in arrays if array is not None])
-    return outputs
+    return _kernel(call)(*[array for array in arrays if array is not None])
 
 
 def check_x64(call: Call) -> None:
     """Refuse outputs that JAX would cut to float32."""
     is_float64 = any(spec.dtype is FLOAT64 for _, spec in call.plan.outputs)
-    if is_float64 and not jax.config.jax_enable_x64:
+    if is_float64 and not jax.enable_x64.value:
         raise TypeError(f"{call.spec.function}: a result of dtype float64: {NEEDS_X64}")
 
 
 @memoize()
-def _kernel(call: Call) -> Any:
+def _kernel(call: Call) -> Callable[..., Arrays]:
     """Return a call as a compiled function of its present arrays, with a rule for vmap.
 
     It is compiled once, for derivatives outside of jit, too. Its refusal of a derivative is
@@ -64,12 +62,11 @@ def _kernel(call: Call) -> Any:
     """
 
     @custom_vmap
-    def function(*arrays: Any) -> Arrays:
-        outputs: Arrays = _underivable(call, *arrays)
-        return outputs
+    def function(*arrays: Array) -> Arrays:
+        return _underivable(call, *arrays)
 
     @function.def_vmap
-    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Arrays, tuple[bool, ...]]:
+    def _(size: int, batched: list[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
         outputs = _run_batch(call, size, batched, arrays)
         return outputs, (True,) * len(outputs)
 
@@ -77,12 +74,12 @@ def _kernel(call: Call) -> Any:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _underivable(call: Call, *arrays: Any) -> Arrays:
+def _underivable(call: Call, *arrays: Array) -> Arrays:
     return _ffi_call(call, arrays)
 
 
 @_underivable.defjvp
-def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> None:
+def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
     raise NotImplementedError(
         f"{call.spec.function}: a second or a forward-mode derivative is asked for, expected first "
         "ones of reverse mode (jax.grad, jax.vjp): cunorm.jax has no others"
@@ -98,37 +95,33 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
     op, spec, outputs = call.op, call.spec, call.plan.outputs
     names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
     differing = {name for name, is_batched in zip(names, batched, strict=True) if is_batched}
-    wanted = {op.outputs[place - op.first_output] for place, _ in outputs}
+    wanted = {op.outputs[slot - op.first_output] for slot, _ in outputs}
     parameters = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
     if differing & parameters or wanted & {f"d{name}" for name in op.summed}:
-        return _run_examples(call, batched, arrays)
-    has_samples = isinstance(spec, GroupNormSpec)  # on the first axis, which takes those of all
-    joined: dict[str, Any] = {}
+        return _run_each_example(call, batched, arrays)
+    has_samples = not isinstance(spec, RowNormSpec)  # on the first axis, which takes those of all
+    inputs: dict[str, Array] = {}
     for name, array in zip(names, arrays, strict=True):
         if name not in parameters:
             if name not in differing:
                 array = jnp.broadcast_to(array, (size, *array.shape))
             if has_samples:
                 array = array.reshape(-1, *array.shape[2:])
-        joined[name] = array
-    x = call.inputs[op.x]
-    assert x is not None
-    if not has_samples and spec.axis >= 0:  # counted from the end, it stays what it is
-        spec = replace_interned(spec, axis=spec.axis - len(x.shape))
-    of_all = Call.of(op, spec, [joined.get(name) for name in op.inputs])
-    results: Arrays = _kernel(of_all)(*joined.values())
-    pairs = zip(results, outputs, strict=True)
+        inputs[name] = array
+    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # from the end, it stays what it is
+        spec = replace_interned(spec, axis=spec.axis + 1 - inputs["x"].ndim)
+    batched_call = Call.of(op, spec, [inputs.get(name) for name in op.inputs])
+    pairs = zip(_kernel(batched_call)(*inputs.values()), outputs, strict=True)
     return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
 
 
-def _run_examples(call: Call, batched: list[bool], arrays: Arrays) -> Arrays:
-    differing = {place: arrays[place] for place, is_batched in enumerate(batched) if is_batched}
+def _run_each_example(call: Call, batched: list[bool], arrays: Arrays) -> Arrays:
+    differing = {slot: arrays[slot] for slot, is_batched in enumerate(batched) if is_batched}
 
-    def run_example(own: dict[int, Any]) -> Any:
-        return _kernel(call)(*[own.get(place, array) for place, array in enumerate(arrays)])
+    def run_example(own: dict[int, Array]) -> Arrays:
+        return _kernel(call)(*[own.get(slot, array) for slot, array in enumerate(arrays)])
 
-    results: Arrays = jax.lax.map(run_example, differing)
-    return results
+    return jax.lax.map(run_example, differing)
 
 
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
@@ -143,68 +136,66 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
     size = plan.workspace_bound(None)
     workspace = [_struct((size,), "uint8", like)] if size else []
 
-    def on_cpu(*arrays: Any) -> Arrays:
+    def on_cpu(*arrays: Array) -> Arrays:
         return tuple(jax.ffi.ffi_call(_CPU_TARGET, outputs)(*arrays, op=call.text()))
 
-    def on_cuda(*arrays: Any) -> Arrays:
+    def on_cuda(*arrays: Array) -> Arrays:
         results = jax.ffi.ffi_call(_CUDA_TARGET, [*outputs, *workspace])(*arrays, op=call.text())
         return tuple(results[: len(outputs)])
 
-    results: Arrays = jax.lax.platform_dependent(*arrays, cpu=on_cpu, cuda=on_cuda)
-    return results
+    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, cuda=on_cuda)
 
 
 # --- arrays over several devices ------------------------------------------------------------------
 
 
-def match_varying_axes(arrays: Sequence[Any]) -> Arrays:
+def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
     """Return the arrays, whole, and as if they all varied on the devices of a `shard_map`.
 
     What depends on all of them varies where one does. The transpose of this sums gradients, and
     brings those of arrays that are spread over an explicit mesh back to where these lie.
     """
     axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
-    return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
+    return tuple([None if array is None else _vary(_replicated(array), axes) for array in arrays])
 
 
-def _whole(array: Any) -> Any:
+def _replicated(array: Array) -> Array:
     where = jax.typeof(array).sharding
     if all(axis is None for axis in where.spec):
         return array
     return jax.reshard(array, jax.NamedSharding(where.mesh, jax.P(*(None,) * array.ndim)))
 
 
-def _vary(array: Any, axes: frozenset[Any]) -> Any:
+def _vary(array: Array, axes: frozenset[object]) -> Array:
     missing = tuple(sorted(axes - _varying(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
-def _varying(array: Any) -> frozenset[Any]:
+def _varying(array: Array) -> frozenset[object]:
     """Return the axes of a `shard_map`'s mesh along which an array differs."""
-    found: frozenset[Any] = jax.typeof(array).manual_axis_type.varying
-    return found
+    return jax.typeof(array).manual_axis_type.varying
 
 
-def _struct(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct:
     """Return the shape and dtype of a result, which is whole, and varies as an array does."""
     found = jax.typeof(like)
     if found.sharding.mesh.empty:
-        return jax.ShapeDtypeStruct(shape, dtype)
+        return ShapeDtypeStruct(shape, dtype)
     sharding = jax.NamedSharding(found.sharding.mesh, jax.P(*(None,) * len(shape)))
     varying = found.manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
+    return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
 
 
 # --- the targets ----------------------------------------------------------------------------------
 
-_handlers: list[Any] = []  # XLA calls them for as long as the process lives
+_handlers: list[object] = []  # XLA calls them for as long as the process lives
 
 
 @cache
 def refusal() -> str | None:
     """Return why this JAX cannot call the kernels, None where it can."""
-    version = _xla_structs.library_version(jax.ffi.include_dir())
-    return None if _xla_structs.is_known(version) else _xla_structs.refusal(version)
+    version = xla.library_version(jax.ffi.include_dir())
+    return None if xla.is_known(version) else xla.refusal(version)
 
 
 @cache

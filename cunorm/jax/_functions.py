@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The public functions; `cunorm.jax` says what all have in common."""
 
-from typing import Any
+from __future__ import annotations  # help() has the names of the aliases
+
+from jax import Array
 
 from cunorm._core.memo import typed_key
+from cunorm._core.types import Activation, DTypeLike, GatePosition
 from cunorm._group_norm import spec as group_spec
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
@@ -13,7 +16,7 @@ from cunorm._row_norm import spec as row_spec
 from cunorm._row_norm.kernels import forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import forward_scalars, l2_scalars
-from cunorm.jax._vjp import Norm
+from cunorm.jax._vjp import ArrayLike, Norm
 from cunorm.results import AddNorm
 
 _ROW = Norm(ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec)
@@ -21,19 +24,19 @@ _GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD, group_spec.backward_spec)
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-) -> Any:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Divide each row of x by its root mean square.
 
     As `cunorm.rms_norm`, but differentiable. Saved for gradients are x, gate, weight and rstd.
@@ -53,20 +56,20 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-) -> Any:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Shift and scale each row of x to mean 0 and variance 1.
 
     As `cunorm.layer_norm`, but differentiable. Saved for gradients are x, gate, the parameters,
@@ -85,8 +88,13 @@ def layer_norm(
 
 
 def l2_norm(
-    x: Any, *, eps: float = 1e-12, axis: int = -1, groups: int = 1, dtype: Any = None
-) -> Any:
+    x: ArrayLike,
+    *,
+    eps: float = 1e-12,
+    axis: int = -1,
+    groups: int = 1,
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Scale each row of x to length 1.
 
     As `cunorm.l2_norm`, but differentiable. Saved for gradients are x and rstd.
@@ -101,9 +109,9 @@ def l2_norm(
 
 
 def normalize(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     c: float | None = None,
     center: bool = False,
@@ -112,11 +120,11 @@ def normalize(
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-) -> Any:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Normalise each row of x to the length c, by default the square root of its width.
 
     As `cunorm.normalize`, but differentiable. Saved for gradients are x, gate, the parameters, rstd
@@ -138,21 +146,21 @@ def normalize(
 
 
 def add_rms_norm(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
+    x: ArrayLike,
+    residual: ArrayLike | None,
+    weight: ArrayLike | None = None,
     *,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
     As `cunorm.add_rms_norm`, but differentiable in y and in the new stream. It saves what
@@ -174,22 +182,22 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    residual: ArrayLike | None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
     As `cunorm.add_layer_norm`, but differentiable as `add_rms_norm` is. It saves what `layer_norm`
@@ -216,10 +224,10 @@ def add_layer_norm(
 
 
 def add_normalize(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    residual: ArrayLike | None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     c: float | None = None,
     center: bool = False,
@@ -228,12 +236,12 @@ def add_normalize(
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    gate: Any = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate: ArrayLike | None = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Array]:
     """Add x to the residual stream, and `normalize` the new stream.
 
     As `cunorm.add_normalize`, but differentiable as `add_rms_norm` is. It saves what `normalize`
@@ -262,16 +270,16 @@ def add_normalize(
 
 
 def group_norm(
-    x: Any,
+    x: ArrayLike,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    dtype: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
     As `cunorm.group_norm`, but differentiable; the channels are the last axis by default, which in
@@ -292,15 +300,15 @@ def group_norm(
 
 
 def instance_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = -1,
-    dtype: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Apply `group_norm` with each channel a group of its own.
 
     As `cunorm.instance_norm`, but differentiable. Saved for gradients is what `group_norm` saves.

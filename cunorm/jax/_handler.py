@@ -6,7 +6,6 @@ allocates nothing on a GPU: results and workspace are XLA's.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from cunorm._arrays.cupy import cupy
 from cunorm._backends import cuda
@@ -17,10 +16,12 @@ from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 
 _checked: set[int] = set()  # addresses of apis whose version is known
-called: set[Any] = set()  # the functions that XLA called, which it first does when it compiles
+called: set[Callable[[xla.Frame], None]] = (
+    set()
+)  # the functions that XLA called, which it first does when it compiles
 
 
-def handler(run: Callable[[xla.Frame], None]) -> Any:
+def handler(run: Callable[[xla.Frame], None]) -> object:
     """Return a C function for XLA; it must be kept for as long as the process lives."""
 
     def handle(address: int) -> int | None:
@@ -70,8 +71,8 @@ class _Executable:
 
     def __init__(self, call: Call, run: Callable[..., object], *, has_workspace: bool) -> None:
         count = call.op.array_count
-        arguments = [place for place, spec in enumerate(call.inputs) if spec is not None]
-        results = [place for place, _ in call.plan.outputs]
+        arguments = [slot for slot, spec in enumerate(call.inputs) if spec is not None]
+        results = [slot for slot, _ in call.plan.outputs]
         if has_workspace:
             results.append(count - 1)
         self.run, self._counts = run, (len(arguments), len(results))
@@ -94,8 +95,7 @@ def _on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable
     entry = cache_entry(text, device, alignments)
     if entry.executable is None:
         entry.executable = _load_on_cuda(text, device, alignments)
-    executable: _Executable = entry.executable
-    return executable
+    return entry.executable
 
 
 def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:

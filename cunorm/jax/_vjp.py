@@ -4,25 +4,35 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
+from jax import Array
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef
+from cunorm._core.plan import OpDef, OpSpec, SpecT
+from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, replace_interned
 
-Arrays = tuple[Any, ...]
-Results = tuple[Any, Any]  # y, and the new residual stream or None
 
-_ARRAYS = (jax.Array, np.ndarray)
+class SupportsJaxArray(Protocol):
+    """What jax.numpy takes for an array, as Flax's nnx.Param."""
+
+    def __jax_array__(self) -> Array: ...
+
+
+ArrayLike: TypeAlias = Array | HostArray | SupportsJaxArray
+Inputs = tuple[Any, ...]  # an ArrayLike or None for each operand
+Results = tuple[Array, Any]  # y, and the new residual stream or None
+
+_ARRAYS = (Array, np.ndarray)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,38 +42,36 @@ class Norm:
     forward: OpDef[Any]
     backward: OpDef[Any]
     # Of the forward's OpSpec, x's dtype and the operands whose gradients are wanted.
-    backward_spec: Callable[[Any, DType, tuple[str, ...]], Any]
+    backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
-    def __call__(self, params: tuple[Any, ...], arrays: Arrays) -> Results:
+    def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
         """Call the forward, with scalars as the caller gives them."""
         op, is_traced = self.forward, False
-        for place, array in enumerate(arrays):
-            if array is None and not op.required[place]:
+        for slot, array in enumerate(arrays):
+            if array is None and not op.required[slot]:
                 continue
             if isinstance(array, Tracer):
                 is_traced = True
             elif not isinstance(array, _ARRAYS):
                 if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
                     own = array.__jax_array__()
-                    return self(params, (*arrays[:place], own, *arrays[place + 1 :]))
-                where, got = f"{params[0]}: {op.inputs[place]}", describe_type(type(array))
-                hint = array_hint(params[0], op.inputs[place], array)
+                    return self(scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
+                where, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
+                hint = array_hint(scalars[0], op.inputs[slot], array)
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array{hint}")
         try:
-            spec = parse(op, params)
+            spec = parse(op, scalars)
         except TypeError as error:
-            raise _of_traced_scalars(error, params) from None
-        results: Results
-        results = _run_traced(self, spec, arrays) if is_traced else _compiled(op, spec)(arrays)
-        return results
+            raise _of_traced_scalars(error, scalars) from None
+        return _run_traced(self, spec, arrays) if is_traced else _compiled(op, spec)(arrays)
 
 
-def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
+def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
     """Return the error of wrong scalars; where JAX traces the wrong one, one that says what to do.
 
     jax.jit traces all that is passed at the call.
     """
-    for one in params:
+    for one in scalars:
         scalar = one[0] if isinstance(one, tuple) and one else one  # c is its `typed_key`
         wrong = f" is {scalar!r}, "
         if isinstance(scalar, Tracer) and wrong in str(error):
@@ -74,30 +82,28 @@ def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
 
 
 @memoize()
-def _compiled(op: OpDef[Any], spec: Any) -> Callable[[Arrays], Results]:
+def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
     """Return the forward as a function that JAX compiles for each of the shapes and dtypes.
 
     It is for arrays that nobody differentiates: what `custom_vjp` notes while it is traced must not
     be shared by several derivatives, so no compiled function contains one.
     """
 
-    def function(arrays: Arrays) -> Results:
+    def function(arrays: Inputs) -> Results:
         return _y_and_stream(_ffi.run(op, spec, _ffi.match_varying_axes(arrays)))
 
-    compiled: Callable[[Arrays], Results] = jax.jit(function, inline=True)
-    return compiled
+    return jax.jit(function, inline=True)
 
 
-def _run_traced(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     """Return the results of arrays that JAX transforms, perhaps for a derivative."""
     _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
-    function = partial(_norm, norm, spec)
+    function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
         # function. This one is of this call alone.
         function = jax.jit(function)
-    results: Results = function(_ffi.match_varying_axes(arrays))
-    return results
+    return function(_ffi.match_varying_axes(arrays))
 
 
 def _y_and_stream(outputs: dict[str, Any]) -> Results:
@@ -105,26 +111,26 @@ def _y_and_stream(outputs: dict[str, Any]) -> Results:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     return _y_and_stream(_ffi.run(norm.forward, spec, arrays))
 
 
 # What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
 # the array of `_note`. JAX keeps one pytree of them for all derivatives of a traced call, but the
 # shape of each array for each of them: nothing else may depend on which operands one wants.
-_Saved = tuple[dict[str, Any], Any]
+_Saved = tuple[dict[str, Array | None], Array | HostArray]
 
 
-def _note(wanted: list[bool], x_dtype: Any) -> Any:
+def _note(wanted: list[bool], x_dtype: np.dtype[Any]) -> HostArray:
     """Return an empty array that notes which operands' gradients are wanted, and x's dtype."""
     return np.empty((0, *map(int, wanted)), x_dtype)
 
 
-def _read(note: Any) -> tuple[list[bool], Any]:
+def _read(note: Array | HostArray) -> tuple[list[bool], np.dtype[Any]]:
     return [size == 1 for size in note.shape[1:]], note.dtype
 
 
-def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _Saved]:
+def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results, _Saved]:
     inputs = [primal and primal.value for primal in primals]
     outputs = _ffi.run(norm.forward, replace_interned(spec, saves=True), inputs)
     y, stream = _y_and_stream(outputs)
@@ -137,13 +143,13 @@ def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _S
     return (y, stream), (arrays, _note(wanted, x_dtype))
 
 
-def _gradients(norm: Norm, spec: Any, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
+def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
     """Return the gradient of each operand, None where it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
     arrays, (flags, x_dtype) = saved[0], _read(saved[1])
     names = norm.forward.inputs
     wanted = [name for name, is_wanted in zip(names, flags, strict=True) if is_wanted]
-    gradients: dict[str, Any] = {}
+    gradients: dict[str, Array | None] = {}
     if dy is not None:
         needs = {"x" if name == "residual" else name for name in wanted}
         x = dtype_of(spec.function, "x", x_dtype)

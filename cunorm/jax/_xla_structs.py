@@ -108,15 +108,15 @@ def head(frame: Frame) -> tuple[int, int, int]:
 
 def answer_metadata_query(extension: int) -> bool:
     """Write the version of the handler if XLA wants only that, and return whether it does."""
-    place: int | None = extension
-    while place:
-        found = _Extension.from_address(place)
+    address: int | None = extension
+    while address:
+        found = _Extension.from_address(address)
         if found.type == _METADATA:
             metadata = _Metadata.from_address(found.metadata)
             metadata.version.major, metadata.version.minor = KNOWN
             metadata.traits = 0
             return True
-        place = found.next
+        address = found.next
     return False
 
 

@@ -12,7 +12,7 @@ that vanishes, are NaN.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cunorm.reference.rows import Float64
 
 Elementwise = Callable[[Float64], Float64]
 
-_erfc: Callable[[Any], Float64] = np.vectorize(math.erfc, otypes=[np.float64])
+_erfc: Elementwise = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 class Activation(NamedTuple):

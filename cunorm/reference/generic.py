@@ -60,7 +60,7 @@ def normalize_forward(
     gate: Array | None = None,
     gate_activation: str = GATE,
     gate_position: str = "post",
-) -> NormForward:
+) -> NormForward[Array]:
     """Normalise each row, and return what the backward needs.
 
     With round_before_weight, k * r is rounded to x's dtype, with or without a weight. Groups need
@@ -112,7 +112,7 @@ def normalize_backward(
     gate_position: str = "post",
     x_dtype: DTypeLike | None = None,
     needs: Collection[str] = OPERANDS,
-) -> NormGrads:
+) -> NormGrads[Array]:
     """Differentiate `normalize_forward`; exact with eps, which rstd contains.
 
     x is the array that was normalised: the forward's residual where there is one, in which case
@@ -144,22 +144,22 @@ def normalize_backward(
     dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
     dp = dq - dq.mean(axis=-1, keepdims=True) if center else dq
 
-    dx = dweight = dbias = dgate = None
+    grads: dict[str, Array] = {}
     if bias is not None and "bias" in needs:
-        dbias = rows.sum_over_rows(dn, x.shape[axis:])
+        grads["dbias"] = rows.sum_over_rows(dn, x.shape[axis:])
     if weight is not None and "weight" in needs:
-        dweight = rows.sum_over_rows(dn * kr, x.shape[axis:])
+        grads["dweight"] = rows.sum_over_rows(dn * kr, x.shape[axis:])
     if "x" in needs:
         ds = dp * before
         if d_residual is not None:
             ds = ds + rows.as_rows(d_residual, axis, groups)
-        dx = ds.reshape(x.shape)
+        grads["dx"] = grads["dresidual"] = ds.reshape(x.shape)
     if gate is not None and "gate" in needs:
         slope = ACTIVATIONS[gate_activation].slope(rows.as_rows(gate, axis, groups))
         n = _affine(kr, weight, weight_offset, bias)
         dg = dp * s if gate_position == "pre" else rows.as_rows(dy, axis, groups) * n
-        dgate = (slope * dg).reshape(x.shape)
-    return NormGrads(dx=dx, dweight=dweight, dbias=dbias, dgate=dgate, dresidual=dx)
+        grads["dgate"] = (slope * dg).reshape(x.shape)
+    return NormGrads(**grads)
 
 
 def _gate_factors(

@@ -31,7 +31,7 @@ def group_norm_forward(
     eps: float = 1e-5,
     activation: str | None = None,
     channel_axis: int = -1,
-) -> GroupNormForward:
+) -> GroupNormForward[Array]:
     """Normalise each group of each sample, and return what the backward needs.
 
     mean and rstd have shape (N, num_groups).
@@ -68,7 +68,7 @@ def group_norm_backward(
     activation: str | None = None,
     channel_axis: int = -1,
     needs: Collection[str] = OPERANDS,
-) -> GroupNormGrads:
+) -> GroupNormGrads[Array]:
     """Differentiate `group_norm_forward`; exact with eps, which rstd contains.
 
     The mean may be rounded, as x gives the correction. An operand in `needs` that is absent gives
@@ -91,16 +91,16 @@ def group_norm_backward(
     h = _as_grid(dy, num_groups, channel_axis) * slope
     total_h, total_hr = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * r))
 
-    dx = dweight = dbias = None
+    grads: dict[str, Array] = {}
     if bias is not None and "bias" in needs:
-        dbias = sum_over_rows(total_h, bias.shape)
+        grads["dbias"] = sum_over_rows(total_h, bias.shape)
     if weight is not None and "weight" in needs:
-        dweight = sum_over_rows(total_hr, weight.shape)
+        grads["dweight"] = sum_over_rows(total_hr, weight.shape)
     if "x" in needs:
         w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
         a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hr))
-        dx = _in_place_of(x, rstd[..., None] * (w * h - a - r * b), channel_axis)
-    return GroupNormGrads(dx=dx, dweight=dweight, dbias=dbias)
+        grads["dx"] = _in_place_of(x, rstd[..., None] * (w * h - a - r * b), channel_axis)
+    return GroupNormGrads(**grads)
 
 
 def group_norm(

@@ -30,7 +30,7 @@ def rms_norm_forward(
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
     **options: Unpack[Options],
-) -> NormForward:
+) -> NormForward[Array]:
     """Divide each row by its root mean square: `normalize_forward` with its defaults."""
     return normalize_forward(
         x, weight, residual=residual, residual_dtype=residual_dtype, eps=eps, **options
@@ -46,7 +46,7 @@ def layer_norm_forward(
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
     **options: Unpack[Options],
-) -> NormForward:
+) -> NormForward[Array]:
     """Centre each row and divide it by its deviation: `normalize_forward` with center."""
     inputs = x, weight, bias
     return normalize_forward(
@@ -62,7 +62,7 @@ def l2_norm_forward(
     eps: float = 1e-12,
     axis: int = -1,
     groups: int = 1,
-) -> NormForward:
+) -> NormForward[Array]:
     """Return y = x / sqrt(sum(x * x) + eps), with rstd = sqrt(d) / sqrt(sum(x * x) + eps)."""
     eps /= math.prod(x.shape[axis:]) // groups
     options: Options = {"axis": axis, "groups": groups}
@@ -78,7 +78,7 @@ def rms_norm_backward(
     *,
     rstd: Array,
     **options: Unpack[BackwardOptions],
-) -> NormGrads:
+) -> NormGrads[Array]:
     """Differentiate `rms_norm_forward`."""
     return normalize_backward(dy, x, weight, rstd=rstd, **options)
 
@@ -92,14 +92,14 @@ def layer_norm_backward(
     rstd: Array,
     mean: Array,
     **options: Unpack[BackwardOptions],
-) -> NormGrads:
+) -> NormGrads[Array]:
     """Differentiate `layer_norm_forward`."""
     return normalize_backward(dy, x, weight, bias, rstd=rstd, mean=mean, center=True, **options)
 
 
 def l2_norm_backward(
     dy: Array, x: Array, *, rstd: Array, axis: int = -1, groups: int = 1
-) -> NormGrads:
+) -> NormGrads[Array]:
     """Differentiate `l2_norm_forward`."""
     return normalize_backward(dy, x, rstd=rstd, c=1.0, axis=axis, groups=groups)
 
@@ -153,13 +153,14 @@ def add_normalize(
     center: bool = False,
     eps: float = 1e-6,
     **options: Unpack[Options],
-) -> AddNorm:
+) -> AddNorm[Array]:
     """Return y and the new residual stream of `normalize_forward`; with no residual, that is x."""
     inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
     result = normalize_forward(
         *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options
     )
-    return AddNorm(y=result.y, residual=result.residual)
+    assert result.residual is not None
+    return AddNorm(result.y, result.residual)
 
 
 def add_rms_norm(
@@ -170,7 +171,7 @@ def add_rms_norm(
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
     **options: Unpack[Options],
-) -> AddNorm:
+) -> AddNorm[Array]:
     """Return y and the new residual stream of `rms_norm_forward`."""
     return add_normalize(x, residual, weight, residual_dtype=residual_dtype, eps=eps, **options)
 
@@ -184,7 +185,7 @@ def add_layer_norm(
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
     **options: Unpack[Options],
-) -> AddNorm:
+) -> AddNorm[Array]:
     """Return y and the new residual stream of `layer_norm_forward`."""
     return add_normalize(
         x, residual, weight, bias, residual_dtype=residual_dtype, center=True, eps=eps, **options

@@ -9,7 +9,7 @@ a TypeError. y is contiguous, of x's shape and device; that of a group norm has 
 The functions are recorded by autograd, traced by torch.compile, and transformed by torch.func. For
 the backward they keep what their docstrings name, and nothing else; a second derivative is computed
 by torch's own operations. The modules round as the functions do. A wrong argument is an error when
-a module is made, for device and dtype one of torch's; a wrong x is one of its forward.
+a module is made, for device one of torch's; a wrong x is one of its forward.
 """
 
 from cunorm.results import AddNorm

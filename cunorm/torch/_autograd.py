@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: MIT
 """How a call of a norm is made, and the autograd.Function of all norms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
 
+from cunorm._arrays._torch_private import (
+    count_modes,
+    has_dual_level,
+    is_batch,
+    is_legacy_batch,
+    is_tracing,
+    is_transforming,
+    transforms,
+    untransformed_apply,
+)
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
-from cunorm.torch._pair import OpPair, Tensors
+from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, OpPair, Tensors
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_is_transforming = torch._C._are_functorch_transforms_active
-_is_batch = torch._C._functorch.is_batchedtensor
-_is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
-_count_modes = torch._C._len_torch_dispatch_stack
-_is_tracing = torch._C._is_tracing  # by torch.jit.trace
-_Transform = torch._C._functorch.TransformType
 
 
 class DispatchMode(Enum):
@@ -34,7 +38,7 @@ class DispatchMode(Enum):
     TRANSFORMED = auto()  # by an operator in a Function that torch.func can transform
 
 
-def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
+def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Tensor | None, ...]) -> Sequence[Any]:
     """Return y and, of a row norm, the new residual stream second: x or None where that is x.
 
     `params` are scalars for the forward's `parse`, `arrays` its inputs. Further results, as only
@@ -56,11 +60,11 @@ def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
 
 
-def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> DispatchMode:
+def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
     """Return how to call a function on tensors, of which all but the first, x, may be None."""
     if _is_compiling():
         return DispatchMode.OPERATOR
-    if _is_transforming():
+    if is_transforming():
         return _transformed_mode(function)
     requires_grad = False
     for array in arrays:
@@ -72,9 +76,9 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
         _check_tensors(function, names, arrays)
-    if _count_modes() or _is_tracing():  # a mode, as FakeTensorMode, is to see the call
+    if count_modes() or is_tracing():  # a mode, as FakeTensorMode, is to see the call
         return DispatchMode.OPERATOR
-    if forward_ad._current_level >= 0:  # tensors may have tangents, which the Function refuses
+    if has_dual_level():  # tensors may have tangents, which the Function refuses
         return DispatchMode.AUTOGRAD
     is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
@@ -82,11 +86,11 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
 
 def _transformed_mode(function: str) -> DispatchMode:
     """Return the mode in torch.func's transforms, of which a Function knows not all."""
-    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack()}
-    if not _is_tracing() and _Transform.Functionalize not in kinds:
+    kinds = transforms()
+    if not is_tracing() and "Functionalize" not in kinds:
         return DispatchMode.TRANSFORMED
-    if kinds & {_Transform.Grad, _Transform.Jvp}:
-        what = "torch.jit.trace" if _is_tracing() else "torch.func.functionalize"
+    if kinds & {"Grad", "Jvp"}:
+        what = "torch.jit.trace" if is_tracing() else "torch.func.functionalize"
         raise RuntimeError(
             f"{function}: {what} cannot follow derivatives by torch.func through it: use "
             "torch.fx.experimental.proxy_tensor.make_fx"
@@ -94,11 +98,11 @@ def _transformed_mode(function: str) -> DispatchMode:
     return DispatchMode.OPERATOR
 
 
-def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> None:
+def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
     """Check that every operand is a tensor with a shape; all but x may be None."""
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, torch.Tensor):
-            if _is_batch(array):  # of a vmap that is over
+            if is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
             if not is_dense(array):
                 why, fix = what_refuses(array), f": pass {dense_form(name, array)}"
@@ -110,7 +114,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
 
 
-def specialized(scalar: Any) -> Any:
+def specialized(scalar: object) -> object:
     """Return a scalar, as a number where a tracer has a symbol or, torch.jit's, a tensor."""
     if torch.compiler.is_dynamo_compiling():
         return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
@@ -118,13 +122,13 @@ def specialized(scalar: Any) -> Any:
     return scalar if convert is None else convert(scalar)
 
 
-def _of_trace(tensor: torch.Tensor) -> Any:
+def _of_trace(tensor: Tensor) -> object:
     """Return a tensor of torch.jit.trace as a number, where PyTorch takes one as a scalar, too."""
-    is_number = _is_tracing() and tensor.dim() == 0 and not tensor.requires_grad
+    is_number = is_tracing() and tensor.dim() == 0 and not tensor.requires_grad
     return tensor.item() if is_number else tensor
 
 
-_NUMBERS: dict[Any, Any] = {
+_NUMBERS: dict[type, Callable[..., object]] = {
     torch.SymInt: int,
     torch.SymFloat: float,
     torch.SymBool: bool,
@@ -136,7 +140,9 @@ class _Norm(torch.autograd.Function):
     """A norm and its gradients, of any pair."""
 
     @staticmethod
-    def forward(ctx: Any, pair: OpPair, spec: Any, *arrays: Any) -> tuple[Any, Any]:
+    def forward(
+        ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return y, and the new residual stream, None where there is none or it is x."""
         outputs = pair.run(pair.forward, spec, arrays)
         stream = outputs[1] if pair.is_rows else None
@@ -149,27 +155,29 @@ class _Norm(torch.autograd.Function):
         return outputs[0], stream
 
     @staticmethod
-    def backward(ctx: Any, dy: Any, d_residual: Any) -> tuple[Any, ...]:
+    def backward(
+        ctx: Context, dy: Tensor | None, dresidual_out: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
-        pair: OpPair = ctx.pair
+        pair = ctx.pair
         run = None
         if not _is_grad_enabled():
             is_seen = (
                 _is_compiling()  # by compiled autograd
-                or _is_transforming()
-                or _count_modes()
-                or (dy is not None and _is_legacy_batch(dy))  # as for a vectorised Jacobian
-                or (d_residual is not None and _is_legacy_batch(d_residual))
+                or is_transforming()
+                or count_modes()
+                or (dy is not None and is_legacy_batch(dy))  # as for a vectorised Jacobian
+                or (dresidual_out is not None and is_legacy_batch(dresidual_out))
             )
             run = partial(_run_backward, pair, is_seen)
-        return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual, run))
+        return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
 # A Function's own `apply` looks for transforms first, which `dispatch_mode` has done.
-_apply = super(torch.autograd.Function, _Norm).apply
+_apply: Callable[..., Sequence[Tensor | None]] = untransformed_apply(_Norm)
 
 
-def _run_backward(pair: OpPair, is_seen: object, spec: Any, arrays: Tensors) -> Sequence[Any]:
+def _run_backward(pair: OpPair, is_seen: object, spec: BackwardSpec, arrays: Tensors) -> Tensors:
     """Run a backward as `call` runs a forward: its inputs may be others than the forward's."""
     if not is_seen:
         try:

@@ -2,15 +2,16 @@
 """What a module is made with, checked: an error names the class, the argument and its value."""
 
 from collections.abc import Iterable
-from typing import Any
+
+from torch.nn import Module
 
 from cunorm._core import validate
 
 
-def row_shape(module: Any, shape: Any) -> tuple[int, ...]:
+def row_shape(module: Module, shape: object) -> tuple[int, ...]:
     """Return normalized_shape as torch keeps it."""
-    kind, is_one = type(module).__name__, isinstance(shape, str) or not isinstance(shape, Iterable)
-    sizes = [shape] if is_one else shape
+    kind = type(module).__name__
+    sizes = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else [shape]
     found = tuple([validate.integer(kind, "normalized_shape", size) for size in sizes])
     if not found or min(found) < 1:
         raise ValueError(
@@ -20,11 +21,11 @@ def row_shape(module: Any, shape: Any) -> tuple[int, ...]:
     return found
 
 
-def epsilon(module: Any) -> None:
+def epsilon(module: Module) -> None:
     validate.epsilon(type(module).__name__, module.eps)
 
 
-def group_sizes(module: Any, num_groups: Any, num_channels: Any) -> None:
+def group_sizes(module: Module, num_groups: int, num_channels: int) -> None:
     """Check what torch takes as it is, and that the one divides the other."""
     kind = type(module).__name__
     for name, value in (("num_groups", num_groups), ("num_channels", num_channels)):
@@ -37,20 +38,21 @@ def group_sizes(module: Any, num_groups: Any, num_channels: Any) -> None:
         )
 
 
-def no_names(module: Any, **arguments: Any) -> None:
-    """Check that no name, as of an activation, is given in the place of another argument."""
+def flags(module: Module, **values: object) -> None:
+    """Check arguments that are True or False, and an eps: a name there is one of an activation."""
     kind = type(module)
-    for name, value in arguments.items():
-        if isinstance(value, str):
+    for name, value in values.items():
+        if isinstance(value, str) and hasattr(kind, "activation"):
             what = "a number" if name == "eps" else "True or False"
-            keyword = f": an activation is a keyword, activation={value!r}"
             raise TypeError(
-                f"{kind.__name__}: {name} is {value!r}, expected {what}"
-                f"{keyword if hasattr(kind, 'activation') else ''}"
+                f"{kind.__name__}: {name} is {value!r}, expected {what}: an activation is a "
+                f"keyword, activation={value!r}"
             )
+        if name != "eps":
+            validate.flag(kind.__name__, name, value)
 
 
-def offset(module: Any, offset: Any, rounds: Any) -> None:
+def offset(module: Module, offset: float, rounds: bool) -> None:
     """Check the options of an RMSNorm's weight."""
     kind = type(module).__name__
     validate.flag(kind, "round_before_weight", rounds)
@@ -60,9 +62,11 @@ def offset(module: Any, offset: Any, rounds: Any) -> None:
         )
 
 
-def gate(module: Any, groups: Any, activation: Any, position: Any) -> None:
+def gate(
+    module: Module, shape: tuple[int, ...], groups: int, activation: str, position: str
+) -> None:
     """Check the options of a GatedRMSNorm."""
-    kind, shape = type(module).__name__, module.normalized_shape
+    kind = type(module).__name__
     validate.activation(kind, "gate_activation", activation)
     validate.choice(kind, "gate_position", position, ("pre", "post"))
     count = validate.integer(kind, "groups", groups)

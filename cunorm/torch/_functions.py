@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The norms as functions that torch differentiates, compiles and transforms."""
 
+from __future__ import annotations  # help() has the names of the aliases
+
 from typing import Any
 
 from torch import Tensor
 
 from cunorm._core.memo import typed_key
+from cunorm._core.types import Activation, DTypeLike, GatePosition
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars
@@ -26,9 +29,9 @@ def rms_norm(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Divide each row of x by its root mean square.
 
@@ -59,11 +62,11 @@ def add_rms_norm(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
     As `cunorm.add_rms_norm`, but differentiable and without `out`. It keeps what `rms_norm` keeps,
@@ -86,7 +89,12 @@ def add_rms_norm(
 
 
 def l2_norm(
-    x: Tensor, *, eps: float = 1e-12, axis: int = -1, groups: int = 1, dtype: Any = None
+    x: Tensor,
+    *,
+    eps: float = 1e-12,
+    axis: int = -1,
+    groups: int = 1,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Scale each row of x to length 1.
 
@@ -114,9 +122,9 @@ def layer_norm(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Shift and scale each row of x to mean 0 and variance 1.
 
@@ -149,11 +157,11 @@ def add_layer_norm(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
     As `cunorm.add_layer_norm`, but differentiable and without `out`. It keeps what `layer_norm`
@@ -194,9 +202,9 @@ def normalize(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Normalise each row of x to the length c, by default the square root of its width.
 
@@ -233,11 +241,11 @@ def add_normalize(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Tensor | None = None,
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-    dtype: Any = None,
-    residual_dtype: Any = None,
-) -> AddNorm:
+    gate_activation: Activation = "silu",
+    gate_position: GatePosition = "post",
+    dtype: DTypeLike | None = None,
+    residual_dtype: DTypeLike | None = None,
+) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `normalize` to the new stream.
 
     As `cunorm.add_normalize`, but differentiable and without `out`. It keeps what `normalize`
@@ -266,7 +274,7 @@ def add_normalize(
     return _add_norm(scalars, inputs)
 
 
-def _add_norm(scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm:
+def _add_norm(scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm[Tensor]:
     y, stream, *_ = call(ROW, scalars, arrays)
     return AddNorm(y, arrays[0] if stream is None else stream)
 
@@ -278,9 +286,9 @@ def group_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = 1,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
@@ -308,9 +316,9 @@ def instance_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    activation: str | None = None,
+    activation: Activation | None = None,
     channel_axis: int = 1,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Apply `group_norm` with each channel a group of its own.
 

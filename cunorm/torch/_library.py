@@ -11,23 +11,25 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
+from cunorm._arrays._torch_private import assume_constant, is_transforming
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.operands import Kind, Slot
-from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
+from cunorm._core.plan import OpDef, OpSpec, spec_from_json, spec_to_json
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import parse
-from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
+from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, ForwardSpec, OpPair, Tensors
 from cunorm.torch._tensors import unwrapped
 
-Function = Callable[..., Any]
-Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
+Operator = Callable[..., tuple[Tensor, ...]]
+Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
 
 _to_text = memoize()(spec_to_json)
 _from_text = memoize()(spec_from_json)
-_is_transforming = torch._C._are_functorch_transforms_active
 
 
 class Operators:
@@ -44,11 +46,11 @@ class Operators:
         self.transformed = _transformable(self.forward, save, partial(_gradients, pair, once))
 
 
-def _define(pair: OpPair, op: OpDef[Any], direction: str) -> Any:
+def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
     inputs = [f"Tensor{'' if one.is_required else '?'} {one.argument}" for one in op.input_slots]
     outputs = ", ".join(["Tensor"] * len(op.outputs))
 
-    def run(function: Function, *arguments: Any) -> tuple[Any, ...]:
+    def run(function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
         *arrays, text = arguments
         x, found = arrays[op.x], function(pair, _from_text(op.spec_type, text), arrays)
         return tuple(x.new_empty(0, dtype=torch.bool) if one is None else one for one in found)
@@ -64,10 +66,10 @@ def _define(pair: OpPair, op: OpDef[Any], direction: str) -> Any:
     return operator
 
 
-def _own_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+def _own_outputs(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
     """Return outputs with the promised strides, None for absent ones and for x or dx again."""
     arrays = [*map(unwrapped, arrays)]
-    x = arrays[op.x]
+    x: Any = arrays[op.x]
     first, *others = pair.run(op, spec, arrays)
     if first is not None:
         promised = _empty_like(pair, x, dtype=first.dtype, device="meta").stride()
@@ -76,24 +78,20 @@ def _own_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> li
     return [first, *(None if one is x or one is first else one for one in others)]
 
 
-def present(outputs: Sequence[Any]) -> list[Any]:
+def present(outputs: Sequence[Tensor]) -> list[Tensor | None]:
     """Return what an operator returned, with None for what is absent."""
     return [None if one.dtype == torch.bool else one for one in outputs]
 
 
-def forward_text(name: str, *params: Any) -> str:
+@assume_constant
+def forward_text(name: str, *params: object) -> str:
     """Return the spec of the forward of the pair of a name that returns statistics, too."""
     spec = saving(parse(OPERATORS[name].pair.forward, params))
     return _to_text(spec)  # type: ignore[no-any-return]
 
 
-# torch.compile calls it, as it could not follow it. This is what torch.compiler's decorator
-# assume_constant_result sets, once it has imported the compiler, for some seconds.
-forward_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 @memoize()
-def saving(spec: Any) -> Any:
+def saving(spec: ForwardSpec) -> ForwardSpec:
     """Return the spec of a forward that also returns statistics."""
     return replace(spec, saves=True)
 
@@ -101,21 +99,21 @@ def saving(spec: Any) -> Any:
 # --- fake tensors ---------------------------------------------------------------------------------
 
 
-def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
+def _empty_like(pair: OpPair, x: Tensor, **options: Any) -> Tensor:
     """Return an empty tensor that lies as outputs of x's shape do."""
     layout = torch.contiguous_format if pair.is_rows else torch.preserve_format
     return torch.empty_like(x, memory_format=layout, **options)
 
 
-def _checked(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> Any:
+def _checked(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
     """Return outputs without memory; operands on meta are checked as on any device."""
-    if any(type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
+    if any(one is not None and type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
         specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
         op.plan(spec, (*specs, *op.no_outputs))
     return _fake_outputs(op, pair, spec, arrays)
 
 
-def _spec_of(function: str, name: str, array: Any) -> TensorSpec | None:
+def _spec_of(function: str, name: str, array: Tensor | None) -> TensorSpec | None:
     if array is None:
         return None
     dtype = parse_dtype(function, name, array.dtype)
@@ -123,9 +121,11 @@ def _spec_of(function: str, name: str, array: Any) -> TensorSpec | None:
     return TensorSpec(tuple(array.shape), array.stride(), dtype, device)
 
 
-def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> Tensors:
     """Return outputs without memory: the plan's rules give their dtypes, x and operands shapes."""
-    operands = {slot.name: array for slot, array in zip(op.input_slots, arrays, strict=True)}
+    operands: dict[str, Any] = {
+        slot.name: array for slot, array in zip(op.input_slots, arrays, strict=True)
+    }
     x, names = operands["x"], [slot.name for slot in op.result_slots]
     dtypes = spec.result_dtypes(
         dict.fromkeys(names)
@@ -135,7 +135,7 @@ def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> l
         }
     )
 
-    def fake(slot: Slot) -> Any:
+    def fake(slot: Slot) -> Tensor | None:
         if slot.name not in dtypes:
             return None
         dtype = TORCH_DTYPES[dtypes[slot.name]]
@@ -151,7 +151,9 @@ def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> l
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -> list[Any]:
+def run_backward(
+    pair: OpPair, operator: Operator, spec: BackwardSpec, arrays: Tensors
+) -> list[Tensor | None]:
     """Return the outputs of a backward, by its operator."""
     outputs = present(operator(*arrays, _to_text(spec)))
     if pair.is_rows and outputs[-1] is None:
@@ -159,26 +161,32 @@ def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -
     return outputs
 
 
-def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
+def _save(pair: OpPair, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
     *arrays, text = inputs
     has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
     ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
     pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
 
 
-def _gradients(pair: OpPair, operator: Function | None, ctx: Any, dy: Any, *others: Any) -> Any:
-    wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
+def _gradients(
+    pair: OpPair, operator: Operator | None, ctx: Context, dy: Tensor | None, *others: Tensor | None
+) -> Tensors:
+    wanted, dresidual_out = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
     run = operator and partial(run_backward, pair, operator)
-    return (*pair.gradients(ctx, wanted, dy, d_residual, run), None)
+    return (*pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
 
 
-def _eager_gradients(pair: OpPair, operator: Function, ctx: Any, *gradients: Any) -> Any:
+def _eager_gradients(
+    pair: OpPair, operator: Operator, ctx: Context, *gradients: Tensor | None
+) -> Tensors:
     """Return gradients, by the formula where autograd, not torch.func, may differentiate again."""
-    is_recorded = torch.is_grad_enabled() and not _is_transforming()
+    is_recorded = torch.is_grad_enabled() and not is_transforming()
     return _gradients(pair, None if is_recorded else operator, ctx, *gradients)
 
 
-def _transformable(operator: Function, save: Function, gradients: Function) -> Function:
+def _transformable(
+    operator: Operator, save: Callable[..., None], gradients: Callable[..., Tensors]
+) -> Operator:
     """Return an operator as torch.func wants it, which does not ask operators for gradients."""
 
     class Transformed(torch.autograd.Function):
@@ -187,14 +195,13 @@ def _transformable(operator: Function, save: Function, gradients: Function) -> F
         backward = staticmethod(gradients)
 
         @staticmethod
-        def forward(*arguments: Any) -> Any:
+        def forward(*arguments: Any) -> tuple[Tensor, ...]:
             return operator(*arguments)
 
-    run: Function = Transformed.apply
-    return run
+    return Transformed.apply
 
 
-def _refuse(ctx: Any, *_: Any) -> Any:
+def _refuse(*_: object) -> Tensors:
     raise RuntimeError(
         "cunorm.torch has no second derivatives under torch.func, only through "
         "torch.autograd.grad(..., create_graph=True)"
@@ -207,9 +214,9 @@ def _refuse(ctx: Any, *_: Any) -> Any:
 def _run_batch(
     pair: OpPair,
     op: OpDef[Any],
-    operator: Function,
+    operator: Operator,
     info: Any,
-    dims: Sequence[Any],
+    dims: Sequence[int | None],
     *arguments: Any,
 ) -> Batched:
     """Run a batch of calls as one, with more rows or samples; one by one where that cannot be."""
@@ -224,13 +231,13 @@ def _run_batch(
 
     samples = arrays[op.x].shape[int(dims[op.x] == 0)]
 
-    def merged(array: Any, dim: Any, kind: Kind) -> Any:
+    def merged(array: Tensor | None, dim: int | None, kind: Kind) -> Tensor | None:
         if array is None or kind is Kind.PARAMETER:
             return array
         array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
         return array if pair.is_rows else array.flatten(0, 1)
 
-    def parted(output: Any) -> Any:
+    def parted(output: Tensor) -> Tensor:
         if output.dtype == torch.bool:
             return output.new_empty(batch, 0)
         return output if pair.is_rows else output.unflatten(0, (batch, samples))
@@ -249,7 +256,7 @@ def _merged_text(spec_type: type, text: str) -> str:
 
 
 def _run_items(
-    operator: Function, batch: int, dims: Sequence[Any], arguments: Sequence[Any]
+    operator: Operator, batch: int, dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> Batched:
     """Call an operator for each item of a batch: what all rows share differs between them."""
 
@@ -262,7 +269,7 @@ def _run_items(
     return outputs, (0,) * len(outputs)
 
 
-def _item(items: Any, dim: int, number: int) -> Any:
+def _item(items: Tensor, dim: int, number: int) -> Tensor:
     """Return an item of a batch; of one that has none, zeros, whose results have the shapes."""
     shape = (*items.shape[:dim], *items.shape[dim + 1 :])
     return items.select(dim, number) if items.shape[dim] else items.new_zeros(shape)

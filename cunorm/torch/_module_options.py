@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT
 """What the modules pass to the functions beside tensors, and what they check of x."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import LayerNorm, Module, RMSNorm
 
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm.torch._tensors import is_dense
 
 
-def row_axis(module: Any, x: Tensor) -> int:
+def row_axis(module: RMSNorm | LayerNorm, x: Tensor) -> int:
     """Return the first axis of x's rows, after checking that they have normalized_shape."""
-    shape: tuple[int, ...] = module.normalized_shape
+    shape = module.normalized_shape
     try:
         fits = x.shape[-len(shape) :] == shape
     except (AttributeError, RuntimeError):  # no tensor, or one without a shape
@@ -23,7 +25,7 @@ def row_axis(module: Any, x: Tensor) -> int:
     return -len(shape)
 
 
-def refuse_shape(module: Any, x: Any, expected: str) -> None:
+def refuse_shape(module: Module, x: Tensor, expected: str) -> None:
     """Raise an error, unless x has no shape: that, the function refuses."""
     if isinstance(x, Tensor) and is_dense(x):
         shape = tuple(map(int, x.shape))  # torch.jit.trace has tensors there
@@ -36,18 +38,20 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
-def changed(module: Any) -> str:
+def changed(module: Module, names: Iterable[str]) -> str:
     """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
-    kind, options = type(module), {name: getattr(module, name) for name in module._cunorm_options}
+    kind, options = type(module), {name: getattr(module, name) for name in names}
     return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
 
 
-def options_of(module: Any, x: Tensor, residual: Any = None) -> dict[str, Any]:
+def options_of(
+    module: RMSNorm, names: Iterable[str], x: Tensor, residual: Tensor | None = None
+) -> dict[str, Any]:
     """Return the options of a module's call; without eps, that of the dtype that is normalised."""
-    options = {name: getattr(module, name) for name in module._cunorm_options}
+    options = {name: getattr(module, name) for name in names}
     options |= {"eps": module.eps, "axis": row_axis(module, x)}
     if module.eps is None:
-        dtype = getattr(x if residual is None else residual, "dtype", None)
+        dtype: Any = getattr(x if residual is None else residual, "dtype", None)
         stream = options.get("residual_dtype")
         if residual is None and stream is not None:
             dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", stream)]

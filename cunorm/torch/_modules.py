@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The norms as modules: those of torch.nn, and RMSNorm with the residual stream and with a gate."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from cunorm._core import validate
 from cunorm._core.dtypes import parse_optional_dtype
+from cunorm._core.types import Activation, GatePosition
 from cunorm.results import AddNorm
 from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
@@ -20,7 +23,7 @@ from cunorm.torch._module_options import (
 )
 
 
-def _refuse_script(module: Any) -> Any:
+def _refuse_script(module: torch.nn.Module) -> NoReturn:
     """Refuse `torch.jit.script`, which would name a line of ours in its own error."""
     raise TypeError(
         f"{type(module).__name__}: torch.jit.script cannot compile it: use torch.compile, "
@@ -57,17 +60,18 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(
         self,
-        normalized_shape: Any,
+        normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
-        _checks.no_names(self, elementwise_affine=elementwise_affine)
+        _checks.flags(self, elementwise_affine=elementwise_affine)
+        parse_optional_dtype(type(self).__name__, "dtype", dtype)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
         if eps is not None:
             _checks.epsilon(self)
@@ -81,10 +85,12 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, **options_of(self, x), dtype=autocast_dtype(x))
+        return rms_norm(
+            x, self.weight, **options_of(self, self._cunorm_options, x), dtype=autocast_dtype(x)
+        )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed(self)}"
+        return f"{super().extra_repr()}{changed(self, self._cunorm_options)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -113,28 +119,34 @@ class AddRMSNorm(RMSNorm):
     """
 
     _cunorm_options = (*RMSNorm._cunorm_options, "residual_dtype")
-    residual_dtype: Any = None
+    residual_dtype: torch.dtype | str | None = None
 
     def __init__(
         self,
-        normalized_shape: Any,
+        normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
-        residual_dtype: Any = None,
+        residual_dtype: torch.dtype | str | None = None,
     ) -> None:
-        options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        of_torch = (normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(
+            *of_torch, weight_offset=weight_offset, round_before_weight=round_before_weight
+        )
         parse_optional_dtype(type(self).__name__, "residual_dtype", residual_dtype)
         self.residual_dtype = residual_dtype
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> AddNorm[Tensor]:
         """Return y and the new stream, which is x itself where residual is None."""
-        return add_rms_norm(x, residual, self.weight, **options_of(self, x, residual))
+        return add_rms_norm(
+            x, residual, self.weight, **options_of(self, self._cunorm_options, x, residual)
+        )
 
 
 class GatedRMSNorm(RMSNorm):
@@ -164,32 +176,34 @@ class GatedRMSNorm(RMSNorm):
 
     _cunorm_options = (*RMSNorm._cunorm_options, "groups", "gate_activation", "gate_position")
     groups: int = 1
-    gate_activation: str = "silu"
-    gate_position: str = "post"
+    gate_activation: Activation = "silu"
+    gate_position: GatePosition = "post"
 
     def __init__(
         self,
-        normalized_shape: Any,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
         groups: int = 1,
-        gate_activation: str = "silu",
-        gate_position: str = "post",
+        gate_activation: Activation = "silu",
+        gate_position: GatePosition = "post",
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
-        options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
-        _checks.gate(self, groups, gate_activation, gate_position)
+        of_torch = (normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(
+            *of_torch, weight_offset=weight_offset, round_before_weight=round_before_weight
+        )
+        _checks.gate(self, self.normalized_shape, groups, gate_activation, gate_position)
         self.groups = groups
         self.gate_activation, self.gate_position = gate_activation, gate_position
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        options = options_of(self, x)
+        options = options_of(self, self._cunorm_options, x)
         if gate is None:
             del options["gate_activation"], options["gate_position"]
         return rms_norm(x, self.weight, gate=gate, **options)
@@ -215,15 +229,16 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def __init__(
         self,
-        normalized_shape: Any,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
-        _checks.no_names(self, elementwise_affine=elementwise_affine, bias=bias)
+        _checks.flags(self, elementwise_affine=elementwise_affine, bias=bias)
+        parse_optional_dtype(type(self).__name__, "dtype", dtype)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         _checks.epsilon(self)
 
@@ -254,7 +269,7 @@ class GroupNorm(torch.nn.GroupNorm):
     """
 
     _cunorm_options: tuple[str, ...] = ("activation",)
-    activation: str | None = None
+    activation: Activation | None = None
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
@@ -263,14 +278,15 @@ class GroupNorm(torch.nn.GroupNorm):
         num_channels: int,
         eps: float = 1e-5,
         affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
         **options: Any,
     ) -> None:
         _checks.group_sizes(self, num_groups, num_channels)
-        _checks.no_names(self, eps=eps, affine=affine)
+        _checks.flags(self, eps=eps, affine=affine, bias=options.get("bias", True))
+        parse_optional_dtype(type(self).__name__, "dtype", dtype)
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
         _checks.epsilon(self)
         if activation is not None:
@@ -285,8 +301,9 @@ class GroupNorm(torch.nn.GroupNorm):
         if not fits:
             count = self.num_channels
             refuse_shape(self, x, f"(N, {count}, ...), as num_channels is {count}")
-        options = {"eps": self.eps, "activation": self.activation, "dtype": autocast_dtype(x)}
-        return group_norm(x, self.num_groups, self.weight, self.bias, **options)
+        operands = (x, self.num_groups, self.weight, self.bias)
+        dtype = autocast_dtype(x)
+        return group_norm(*operands, eps=self.eps, activation=self.activation, dtype=dtype)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed(self)}"
+        return f"{super().extra_repr()}{changed(self, self._cunorm_options)}"

@@ -5,22 +5,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef
+from cunorm._core.plan import OpDef, OpSpec
 from cunorm._dispatch import dispatch_spec
 from cunorm._group_norm import spec as group_spec
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm import spec as row_spec
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 
-Tensors = Sequence[Any]  # some of which may be None
-Run = Callable[[Any, Tensors], Tensors]  # returns a backward's outputs, of a spec and inputs
+Tensors = Sequence[Tensor | None]
+ForwardSpec = row_spec.RowForwardSpec | group_spec.GroupForwardSpec
+BackwardSpec = row_spec.RowBackwardSpec | group_spec.GroupBackwardSpec
+Run = Callable[[BackwardSpec, Tensors], Tensors]  # returns a backward's outputs
+
+
+class Context(Protocol):
+    """What an autograd.Function keeps of a forward for the backward."""
+
+    pair: "OpPair"
+    spec: ForwardSpec
+    x_dtype: torch.dtype
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]: ...
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor | None) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
 @dataclass(eq=False)
@@ -30,8 +48,8 @@ class OpPair:
     name: str  # of the operators of torch's dispatcher, but for the direction
     forward: OpDef[Any]
     backward: OpDef[Any]
-    backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype, needs
-    formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
+    backward_spec: Callable[..., BackwardSpec]  # of a forward's spec, x's dtype, needs
+    formula: Callable[..., Tensor]  # y by torch's operations: of a spec, x's dtype, operands
 
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
@@ -54,43 +72,50 @@ class OpPair:
         """Whether the new residual stream is differentiated, of the forward's inputs that are."""
         return any(needs_input_grad[slot] for slot in self._stream_slots)
 
-    def save(self, ctx: Any, spec: Any, arrays: Tensors, outputs: Tensors) -> None:
+    def save(self, ctx: Context, spec: ForwardSpec, arrays: Tensors, outputs: Tensors) -> None:
         """Keep what the backward needs, also what was normalised: the stream if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
+        assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
         ctx.set_materialize_grads(False)
         inputs = arrays if stream is None else (stream, *arrays[1:])
         ctx.save_for_backward(*self._pick_saved((*inputs, *outputs)))
 
     def gradients(
-        self, ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any, run: Run | None
-    ) -> list[Any]:
+        self,
+        ctx: Context,
+        wanted: tuple[bool, ...],
+        dy: Tensor | None,
+        dresidual_out: Tensor | None,
+        run: Run | None,
+    ) -> list[Tensor | None]:
         """Return the wanted gradients of the forward's inputs, by the formula without `run`."""
+        found: dict[str, Tensor | None]
         if dy is None:
-            of_x = None if d_residual is None else d_residual.to(ctx.x_dtype)
-            found = {"x": of_x, "residual": d_residual}
+            of_x = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
+            found = {"x": of_x, "residual": dresidual_out}
         elif run is None:
             saved = dict(zip(self._saved, ctx.saved_tensors, strict=True))
             operands = {name: saved[name] for name in self.forward.inputs if name in saved}
             formula = partial(self.formula, ctx.spec, ctx.x_dtype)
-            found = recorded_gradients(formula, ctx.x_dtype, operands, dy, d_residual)
+            found = recorded_gradients(formula, ctx.x_dtype, operands, dy, dresidual_out)
         else:
-            gradients = (dy, d_residual) if self.is_rows else (dy,)
+            gradients = (dy, dresidual_out) if self.is_rows else (dy,)
             arrays = self._pick_inputs((*gradients, *ctx.saved_tensors))
             spec = _spec_of_gradients(self, ctx.spec, ctx.x_dtype, wanted)
             found = dict(zip(self.operands, run(spec, arrays), strict=True))
         names = zip(self.forward.inputs, wanted, strict=True)
         return [found.get(name) if want else None for name, want in names]
 
-    def run(self, op: OpDef[Any], spec: Any, arrays: Tensors) -> list[Any]:
+    def run(self, op: OpDef[Any], spec: OpSpec, arrays: Tensors) -> list[Tensor | None]:
         """Run the forward or the backward."""
         return dispatch_spec(op, spec, (*arrays, *op.no_outputs, None))
 
 
 @memoize()
 def _spec_of_gradients(
-    pair: OpPair, spec: Any, x_dtype: torch.dtype, wanted: tuple[bool, ...]
-) -> Any:
+    pair: OpPair, spec: ForwardSpec, x_dtype: torch.dtype, wanted: tuple[bool, ...]
+) -> BackwardSpec:
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)
@@ -99,7 +124,7 @@ def _spec_of_gradients(
 
 # --- formulas that autograd differentiates again --------------------------------------------------
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
@@ -116,17 +141,18 @@ def compute_type(*dtypes: torch.dtype | None) -> torch.dtype:
 
 
 def recorded_gradients(
-    formula: Callable[..., Any],
+    formula: Callable[..., Tensor],
     x_dtype: torch.dtype,
-    operands: dict[str, Any],
-    dy: Any,
-    d_residual: Any,
-) -> dict[str, Any]:
+    operands: dict[str, Tensor | None],
+    dy: Tensor,
+    dresidual_out: Tensor | None,
+) -> dict[str, Tensor | None]:
     """Return the gradients of a forward's inputs, by name, which autograd may record.
 
-    The operands are those of the formula, x what was normalised; `d_residual` may be None.
+    The operands are those of the formula, x what was normalised; `dresidual_out` may be None.
     """
     x = operands["x"]
+    assert x is not None
     wide = x.to(compute_type(x_dtype, x.dtype))
     # As views they are distinct, where the caller gave one tensor for two of them.
     operands = {**operands, "x": wide}
@@ -134,34 +160,42 @@ def recorded_gradients(
     y = formula(**views).to(dy.dtype)
     recorded = {n: one for n, one in views.items() if one is not None and one.requires_grad}
     found = torch.autograd.grad(y, list(recorded.values()), dy, create_graph=True)
-    gradients = dict(zip(recorded, found, strict=True))
+    gradients: dict[str, Tensor | None] = dict(zip(recorded, found, strict=True))
     of_x = gradients.get("x")
-    if d_residual is not None:
-        d_residual = d_residual.to(wide.dtype)
-        of_x = d_residual if of_x is None else of_x + d_residual
+    if dresidual_out is not None:
+        dresidual_out = dresidual_out.to(wide.dtype)
+        of_x = dresidual_out if of_x is None else of_x + dresidual_out
     if of_x is not None:
         gradients |= {"x": of_x.to(x_dtype), "residual": of_x.to(x.dtype)}
     return gradients
 
 
-def _centered(rows: Any) -> Any:
+def _centered(rows: Tensor) -> Tensor:
     """Subtract the mean, and what its rounding left: far from 0 that is more than the numbers'."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows - rows.mean(-1, keepdim=True)
 
 
-def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any, bias: Any) -> Any:
+def row_formula(
+    spec: row_spec.RowForwardSpec,
+    x_dtype: torch.dtype,
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
     """Return y in the dtype of x, that of computing: the formula of `cunorm.normalize`."""
     compute, groups = x.dtype, spec.groups
     leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
 
-    def as_rows(operand: Any, *leading: int) -> Any:
+    def as_rows(operand: Tensor, *leading: int) -> Tensor:
         return operand.to(compute).reshape(*leading, groups, width)
 
     g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
-    options = spec.formula({"gate": gate, "weight": weight}, x_dtype, compute)
+    choose: Callable[..., Any] = spec.formula  # which passes dtypes on, of any library
+    options = choose({"gate": gate, "weight": weight}, x_dtype, compute)
     q = as_rows(x, *leading)
-    if options.pre_gate:
+    if g is not None and options.pre_gate:
         q = q * g
     if spec.center:
         q = _centered(q)
@@ -174,7 +208,13 @@ def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any,
     return n.reshape(x.shape)
 
 
-def group_formula(spec: Any, x_dtype: torch.dtype, x: Any, weight: Any, bias: Any) -> Any:
+def group_formula(
+    spec: group_spec.GroupForwardSpec,
+    x_dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
     """Return y in the dtype of x, that of computing: the formula of `cunorm.group_norm`."""
     channels_first = x.movedim(spec.channel_axis, 1)
     samples, channels = channels_first.shape[:2]

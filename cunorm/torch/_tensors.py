@@ -1,27 +1,21 @@
 # SPDX-License-Identifier: MIT
 """Which tensors the kernels read, and which only the operators of torch's dispatcher take."""
 
-from typing import Any
-
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch import Tensor
 
+from cunorm._arrays import _torch_private
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.validate import describe_type
 
 _DTYPES = frozenset(TORCH_DTYPES.values())
 _DEVICES = ("cpu", "cuda", "meta")  # of meta tensors operators return the shapes
-# Subclasses that run any operator on the tensors that they wrap, by name: torch.distributed may be
-# absent.
-_WRAPPERS = (FakeTensor, FunctionalTensor)
-_COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
-_disabled_dispatch: Any = torch.Tensor.__torch_dispatch__
+_disabled_dispatch = Tensor.__torch_dispatch__
 _strided = torch.strided
-Shapeless = torch.nn.parameter.UninitializedTensorMixin
+Shapeless = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
-def refusal(*tensors: Any) -> str | None:
+def refusal(*tensors: object) -> str | None:
     """Return why neither cunorm's kernels nor its operators can take tensors; None: they can.
 
     Some may be None. Meta and fake tensors are taken: of those an operator returns the shapes. It
@@ -30,7 +24,8 @@ def refusal(*tensors: Any) -> str | None:
     """
     for tensor in tensors:
         is_usual = tensor is None or (
-            type(tensor) in PLAIN_TYPES
+            isinstance(tensor, Tensor)
+            and type(tensor) in PLAIN_TYPES
             and (tensor.is_cpu or tensor.is_cuda)
             and tensor.dtype in _DTYPES
             and tensor.layout is _strided
@@ -42,11 +37,11 @@ def refusal(*tensors: Any) -> str | None:
     return None
 
 
-def what_refuses(tensor: Any) -> str | None:
+def what_refuses(tensor: object) -> str | None:
     """Return what is wrong with a tensor, as a predicate, None where nothing is."""
+    if not isinstance(tensor, Tensor):
+        return f"is {describe_type(type(tensor))}"
     kind = type(tensor)
-    if not isinstance(tensor, torch.Tensor):
-        return f"is {describe_type(kind)}"
     if not is_dense(tensor):
         what = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
         return "has no shape yet" if isinstance(tensor, Shapeless) else what
@@ -54,24 +49,23 @@ def what_refuses(tensor: Any) -> str | None:
         return f"is on device {tensor.device}"
     if tensor.dtype not in _DTYPES:
         return f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
-    is_known = issubclass(kind, _WRAPPERS) or (kind.__module__, kind.__name__) == _COLLECTIVE
-    if not is_known and not has_plain_memory(kind):
+    if not _torch_private.is_wrapper(kind) and not has_plain_memory(kind):
         return f"is {describe_type(kind)}, which has operators of its own"
     return None
 
 
-def is_dense(tensor: Any) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor has a shape, and an element for each place of it."""
     is_shapeless = isinstance(tensor, Shapeless)
     return not is_shapeless and tensor.layout is _strided and not tensor.is_nested
 
 
-def has_plain_memory(kind: Any) -> bool:
+def has_plain_memory(kind: type[Tensor]) -> bool:
     """Whether tensors of a class are their memory, whatever its functions are."""
     return kind.__torch_dispatch__ is _disabled_dispatch
 
 
-def needs_operator(tensor: Any) -> bool:
+def needs_operator(tensor: object) -> bool:
     """Whether the kernels refuse an operand, and torch's dispatcher may hand on another.
 
     So it does where memory is missing or is not all there is: meta tensors, wrappers, lazy
@@ -81,15 +75,13 @@ def needs_operator(tensor: Any) -> bool:
         type(tensor) not in PLAIN_TYPES
         or tensor.is_meta
         or tensor.is_neg()
-        or tensor._is_zerotensor()
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # by a transform that is over
+        or _torch_private.is_zero(tensor)
+        or _torch_private.is_wrapped(tensor)  # by a transform that is over
     )
 
 
-def unwrapped(tensor: Any) -> Any:
+def unwrapped(tensor: Tensor | None) -> Tensor | None:
     """Return a tensor of a subclass that is its memory as a plain one, others as they are."""
-    kind = type(tensor)
-    if tensor is None or kind in PLAIN_TYPES or not has_plain_memory(kind):
+    if tensor is None or type(tensor) in PLAIN_TYPES or not has_plain_memory(type(tensor)):
         return tensor
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(torch.Tensor)
+    return tensor.as_subclass(torch.Tensor)  # its functions are off inside an operator

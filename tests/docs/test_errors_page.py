@@ -217,7 +217,7 @@ def test_messages_are_those_of_the_page(calls):
 
 
 # torch's own warnings: prototypes, and its imports for jvp
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.torch.jit.script")
 def test_messages_about_tensors_are_those_of_the_page():
     check_calls(torch_calls())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fuzz.torch_programs import FORMS, GATES, JOINS, Program, Step
 from tests.fuzz.torch_ways import WAYS
-from tests.fuzz.torch_wraps import DYS, WRAPS
+from tests.fuzz.torch_wraps import DYS, SAVING, WRAPS, keeps_leaf_hooks
 
 # The norms of the short test, for which few kernels are compiled.
 FEW = ("rms_norm", "layer_norm", "add_rms_norm", "group_norm", "instance_norm", "l2_norm")
@@ -94,6 +94,8 @@ def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
     some = [one for one in some if one != "autocast" or not few]
     if way == "changed":  # these keep no version of what they save, whatever the operation
         some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
+    if way == "hooked" and not keeps_leaf_hooks():
+        some = [one for one in some if one not in SAVING]
     place = (turn + _WRAPPED.index(way)) % (len(some) + 1)
     if place == 0:
         return ()

@@ -136,7 +136,7 @@ class Norm(nn.Module):
             result = self.module(x, *rows)
         else:
             if self.step.function.startswith("add_"):
-                operands = {"residual": None} | operands
+                operands = {"residual": None, **operands}
             result = getattr(ct, self.step.function)(x, **operands, **_dtypes(options))
         return tuple(result) if isinstance(result, tuple) else (result, None)
 

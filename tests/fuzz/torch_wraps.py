@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -115,6 +115,32 @@ def _to_bytes(tensor: Any) -> Any:
     return file.getvalue()
 
 
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return 2 * dy * ctx.saved_tensors[0]
+
+
+@cache
+def keeps_leaf_hooks() -> bool:
+    """Whether PyTorch runs a leaf's hooks after `SAVING` around any autograd.Function.
+
+    PyTorch 2.6 and 2.7 do not.
+    """
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda gradient: 3 * gradient)
+    with saved_tensors_hooks(lambda one: one.detach(), lambda one: one):
+        y = _Square.apply(x)
+    y.backward()
+    return bool(x.grad == 6)
+
+
+SAVING = ("checkpoint", "packed", "strided", "subclass")  # by `saved_tensors_hooks`
 WRAPS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": partial(_checkpointed, use_reentrant=False),
     "reentrant": partial(_checkpointed, use_reentrant=True),

@@ -33,6 +33,7 @@ from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
 from cunorm._core import memo as _memo
+from cunorm._core import types as _types
 from cunorm._core.build import ArgsWriter, KernelArgs, KernelBuild, Launch
 from cunorm._core.caps import MAX_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
@@ -48,6 +49,7 @@ from cunorm._demo.operators import operators, worst_error
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
+from cunorm._group_norm.builds import LAYOUTS
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
 from cunorm._group_norm.layout import Samples
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
@@ -66,6 +68,7 @@ __all__ = [
     "FLOAT32",
     "FLOAT64",
     "GRID_LIMIT",
+    "LAYOUTS",
     "MAX_SMS",
     "NONE",
     "SCALARS",
@@ -115,6 +118,7 @@ __all__ = [
     "_row_norm",
     "_scratch",
     "_threads",
+    "_types",
     "_waiting",
     "_warmup",
     "cache_folder",

@@ -51,19 +51,24 @@ def train(network, rank=0, ranks=1):
 
 
 def check_as_one_of_two(rank, folder):
-    """Train under DistributedDataParallel and under FSDP2, and compare the parameters."""
+    """Train under DistributedDataParallel and under FSDP2, and compare the parameters.
+
+    FSDP2 of early versions of PyTorch cannot run on the CPU, as its streams there have no events.
+    """
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     copied = train(DistributedDataParallel(model()), rank, RANKS)
-    sharded = model()
-    for part in (*sharded, sharded):
-        fully_shard(part)
-    train(sharded, rank, RANKS)
-    gathered = [one.full_tensor() for one in sharded.parameters()]
+    trained = [list(copied.module.parameters())]
+    if hasattr(torch.cpu.Stream, "record_event"):
+        sharded = model()
+        for part in (*sharded, sharded):
+            fully_shard(part)
+        train(sharded, rank, RANKS)
+        trained.append([one.full_tensor() for one in sharded.parameters()])
     check_tensor_parallel(rank)
     dist.destroy_process_group()
     whole, start = list(train(model()).parameters()), list(model().parameters())
-    for parameters in (copied.module.parameters(), gathered):
+    for parameters in trained:
         for there, one, before in zip(parameters, whole, start, strict=True):
             # Sums of some 250 terms, in another order, through seven layers and two steps;
             # numbers about 1.
@@ -103,6 +108,7 @@ def two_layers():
     return torch.nn.Sequential(ct.RMSNorm(WIDTH), *linear, ct.LayerNorm(WIDTH)).double()
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # of early versions of PyTorch
 def test_two_processes_train_as_one_on_the_whole_batch(tmp_path):
     other = torch.multiprocessing.spawn(
         check_as_one_of_two, (str(tmp_path),), join=False, daemon=True

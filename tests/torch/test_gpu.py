@@ -17,7 +17,7 @@ from tests.support.operands import draw  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     # torch's own warning, when inductor is imported
-    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 
 F32, BF16 = "float32", "bfloat16"

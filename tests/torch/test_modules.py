@@ -60,8 +60,8 @@ def pair(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_results_and_gradients_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
-    if isinstance(ours, RMSNorm) and ours.eps is None:  # float32's; the module is float64 below
-        theirs.eps = torch.finfo(F32).eps
+    if isinstance(ours, RMSNorm) and ours.eps is None:  # theirs becomes float64 below
+        ours.eps = theirs.eps = torch.finfo(F32).eps
     found, dy = results(ours, x), drawn(*x.shape, seed=5, dtype=x.dtype).double()
     for actual, expected in zip(found, results(theirs.double(), x.double(), dy=dy), strict=True):
         assert actual.dtype == x.dtype
@@ -138,6 +138,14 @@ WRONG = {  # by the message after the class: the class, its arguments and its op
     "elementwise_affine is 'no', expected True or False": (LayerNorm, (8, 1.0, "no"), {}),
     "elementwise_affine is 'silu', expected True or False": (GatedRMSNorm, (8, 1.0, "silu"), {}),
     "bias is 'no', expected True or False": (LayerNorm, (8,), {"bias": "no"}),
+    "bias is 1, expected True or False": (GroupNorm, (2, 8), {"bias": 1}),
+    "elementwise_affine is 0.1, expected True or False": (RMSNorm, (8, 1e-6, 0.1), {}),
+    "affine is None, expected True or False": (GroupNorm, (2, 8, 1e-6, None), {}),
+    f"dtype is int32, expected {DTYPES}": (AddRMSNorm, (8,), {"dtype": torch.int32}),
+    f"dtype is complex64, expected {DTYPES}": (LayerNorm, (8,), {"dtype": torch.complex64}),
+    f"dtype is float8_e5m2, expected {DTYPES}": (
+        *(GroupNorm, (2, 8), {"affine": False, "dtype": torch.float8_e5m2}),
+    ),
     "num_groups is 2.0, expected an int": (GroupNorm, (2.0, 8), {}),
     "num_channels is -8, expected at least 1": (GroupNorm, (2, -8), {}),
     f"activation is 'relu6', {ACTIVATION}": (GroupNorm, (2, 8), {"activation": "relu6"}),
@@ -237,9 +245,9 @@ def test_add_rms_norm_is_the_addition_and_then_the_norm(residual_dtype):
 
 def test_add_rms_norm_begins_a_stream():
     x = drawn(6, 32, dtype=BF16)
-    y, stream = AddRMSNorm(32, dtype=BF16)(x)
+    y, stream = AddRMSNorm(32, 1e-6, dtype=BF16)(x)
     assert stream is x
-    wide = AddRMSNorm(32, dtype=BF16, residual_dtype=F32)
+    wide = AddRMSNorm(32, 1e-6, dtype=BF16, residual_dtype=F32)
     y_wide, stream = wide(x, None)
     assert stream.dtype == F32 and y_wide.dtype == BF16
     assert torch.equal(stream, x.float()) and torch.equal(y, y_wide)

@@ -144,7 +144,7 @@ SILENT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("call", SILENT)
 def test_what_cunorm_runs_needs_no_warning(call, name):
@@ -221,7 +221,7 @@ def test_x_has_the_name_that_torchs_forward_gives_it(name):
         module(y=x_of())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm", "GroupNorm"])
 def test_a_scripted_model_has_its_own_norms_again(name):
     norm = fresh(name)

@@ -148,7 +148,7 @@ LEFT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("name", LEFT)
 def test_whatever_may_normalise_is_reported(name):
     make, reason = LEFT[name]

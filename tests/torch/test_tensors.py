@@ -16,7 +16,7 @@ from tests.support.torch_cases import CASES, Watch, case, factors, tensor  # noq
 # torch's own warnings, of prototypes and in forward mode
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 
 NAMES = ["add_normalize", "layer_norm", "group_norm", "channels last"]

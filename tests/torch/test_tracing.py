@@ -18,7 +18,7 @@ from tests.support import internals  # noqa: E402
 from tests.support.torch_cases import CASES, case, factors  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # that shapes are constants
 ]
 

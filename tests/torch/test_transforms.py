@@ -27,7 +27,7 @@ from tests.support.torch_cases import (  # noqa: E402
 )
 
 # torch's own warning, in forward mode
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
 
 def detached(tensors):
@@ -232,6 +232,7 @@ CALLS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which opcheck's copies have not
 @pytest.mark.parametrize("name", CALLS)
 def test_the_operators_of_a_call_and_of_its_backward_keep_their_promises(name):
     with Watch() as watch:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Which modules may normalise: those that a report has."""
 
-from typing import Any
-
 import torch
+from torch.nn import Module
 
 from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS
 
 
-def name_of(module: Any) -> str:
+def name_of(module: Module) -> str:
     """Return the name of a module's class; of a scripted module, that which was scripted."""
     name = getattr(module, "original_name", None) if isinstance(module, _SCRIPTED) else None
     return name or type(module).__name__
 
 
-def may_normalise(module: Any) -> bool:
+def may_normalise(module: Module) -> bool:
     """Return whether a module is called norm, has an eps, or calls a norm of torch's."""
     if "norm" in name_of(module).lower():
         return True
@@ -27,13 +26,13 @@ def may_normalise(module: Any) -> bool:
 _SCRIPTED = torch.jit.ScriptModule
 
 
-def _has(module: Any, name: str) -> bool:
+def _has(module: Module, name: str) -> bool:
     """Return whether a module has an attribute itself: a wrapper has those of what it wraps."""
     places = (vars(module), module._parameters, module._buffers)
     return any(name in place for place in places) or hasattr(type(module), name)
 
 
-def _calls_norm(module: Any) -> bool:
+def _calls_norm(module: Module) -> bool:
     """Return whether forward's code names a function such as layer_norm; not one of its modules."""
     code = getattr(type(module).forward, "__code__", None)
     names = () if code is None else code.co_names

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: MIT
 """Planned: calls of row norms run in float64, as whole calls but for their kernels."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cunorm._arrays._torch_private import OperatorMode
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.plan import OpDef, spec_from_json
 from cunorm._core.tensor import CPU, TensorSpec
-from cunorm.torch._library import OPERATORS
 from cunorm.torch._pair import ROW
 
 _F64 = torch.float64
 
 
-class Planned(TorchDispatchMode):
+class Planned(OperatorMode):
     """Check and plan the calls of row norms, and let the float64 oracle run them.
 
     A call in this mode is what it is without: the same function, options, checks, gradients. No
@@ -25,17 +25,16 @@ class Planned(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls = 0
-        operators = OPERATORS[ROW.name]
-        both = ((operators.forward, ROW.forward), (operators.backward, ROW.backward))
-        self._ops: dict[Any, OpDef[Any]] = {operator._opoverload: op for operator, op in both}
+        self._ops: dict[object, OpDef[Any]] = {
+            torch.ops.cunorm.row_norm_forward.default: ROW.forward,
+            torch.ops.cunorm.row_norm_backward.default: ROW.backward,
+        }
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports the compiler, for seconds, to keep it off this mode
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         op = self._ops.get(func)
         if op is None:
             return func(*args, **(kwargs or {}))
@@ -44,7 +43,7 @@ class Planned(TorchDispatchMode):
         return _run(op, spec_from_json(op.spec_type, text), arrays)
 
 
-def _run(op: OpDef[Any], spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
+def _run(op: OpDef[Any], spec: Any, arrays: list[Any]) -> tuple[torch.Tensor, ...]:
     """Return the outputs of an operator: an empty tensor of bools for an absent one."""
     plan = op.plan(spec, (*map(_spec, arrays), *op.no_outputs))
     planned = {slot - op.first_output: output for slot, output in plan.outputs}
@@ -62,11 +61,11 @@ def _run(op: OpDef[Any], spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def _empty(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def _empty(shape: int | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")  # whatever the default device is
 
 
-def _spec(array: Any) -> TensorSpec | None:
+def _spec(array: torch.Tensor | None) -> TensorSpec | None:
     if array is None:
         return None
     return TensorSpec(tuple(array.shape), array.stride(), parse_dtype("", "x", array.dtype), CPU)

@@ -6,9 +6,9 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from cunorm._arrays.torch import TORCH_DTYPES
@@ -32,11 +32,11 @@ _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
 # weakly: the key of a dead class equals no other, and is dropped in turn.
-_plans: dict[Any, Plan | str] = {}
+_plans: dict[object, Plan | str] = {}
 on_clear(_plans.clear)
 
 
-def check_plain(module: Any) -> None:
+def check_plain(module: Module) -> None:
     """Raise Unknown if a module's class does not decide alone on how it runs."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Unknown("it is a ScriptModule")
@@ -55,7 +55,7 @@ def check_plain(module: Any) -> None:
             raise Unknown(f"{name} is {parameter.dtype}")
 
 
-def probe(module: Any, *, exact: bool) -> Plan:
+def probe(module: Module, *, exact: bool) -> Plan:
     """Return how to run a module, in its parameters' dtype at least, or raise Unknown.
 
     Modules of one class that differ in no number, name or shape are probed once.
@@ -76,7 +76,7 @@ def probe(module: Any, *, exact: bool) -> Plan:
     return plan
 
 
-def _key(module: Any, exact: bool) -> Any:
+def _key(module: Module, exact: bool) -> tuple[object, ...] | None:
     """Return what a probe depends on, None if that is more than numbers, names and shapes."""
     kind = type(module)
     forward = inspect.getattr_static(kind, "forward")  # its closure may have the class, for super()
@@ -91,14 +91,15 @@ def _key(module: Any, exact: bool) -> Any:
     return weakref.ref(kind), weakref.ref(forward), text
 
 
-def _is_simple(value: Any) -> bool:
-    is_tuple = type(value) in (tuple, torch.Size)  # another class may have a text of its own
-    return all(map(_is_simple, value)) if is_tuple else type(value) in _SIMPLE
+def _is_simple(value: object) -> bool:
+    if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
+        return all(map(_is_simple, value))
+    return type(value) in _SIMPLE  # another class may have a text of its own
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _probe(module: Any, exact: bool) -> Plan:
+def _probe(module: Module, exact: bool) -> Plan:
     trial = Trial(module)
     matches: list[Match] = []
     others: list[str] = []
@@ -185,7 +186,7 @@ def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
     return True
 
 
-def _confirmed(trial: Trial, kind: Any, plan: Plan) -> Plan:
+def _confirmed(trial: Trial, kind: type[Module], plan: Plan) -> Plan:
     """Return a plan after running its calls as the swapped class will, forward and backward.
 
     A pair of dtypes in which cunorm's results are not the module's is a fault of cunorm's; the

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Recipes: the formulas that a norm module may have, and the calls that they are."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
@@ -48,7 +48,9 @@ class Recipe:
         rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
         return f"{self._function().__name__}({listed}){rounded}"
 
-    def call(self, x: torch.dtype, weight: torch.dtype) -> tuple[Any, float | None]:
+    def call(
+        self, x: torch.dtype, weight: torch.dtype
+    ) -> tuple[Callable[..., Tensor], float | None]:
         """Return the function for these dtypes, and what to add to weight before, with rounding."""
         options = self._options()
         offset = options.pop("weight_offset") if self.rounds_factor else None
@@ -56,7 +58,7 @@ class Recipe:
             options["dtype"] = self.y_dtype(x, weight)
         return partial(self._function(), **options), offset
 
-    def _function(self) -> Any:
+    def _function(self) -> Callable[..., Tensor]:
         uncentered = normalize if self.has_bias else rms_norm  # which takes no bias
         return layer_norm if self.center else uncentered
 
@@ -70,11 +72,19 @@ class Recipe:
             return torch.promote_types(x, torch.float32)
         return torch.promote_types(x, weight) if self.round_before_weight and not self.dtype else x
 
-    def bounds(self, x: Tensor, weight: Any, bias: Any, eps: float, gate: Any) -> Bounds:
+    def bounds(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        gate: Tensor | None,
+    ) -> Bounds:
         """Return the bounds of y before its rounding, however float32 arithmetic computes it."""
         g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
-        pre = g is not None and self.gate_position == "pre"
-        rows = (x.double() * g if pre else x.double()).unflatten(-1, (self.groups, -1))
+        pre = self.gate_position == "pre"
+        rows = x.double() if g is None or not pre else x.double() * g
+        rows = rows.unflatten(-1, (self.groups, -1))
         if self.center:
             rows = rows - rows.mean(-1, keepdim=True)
         rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
@@ -131,5 +141,6 @@ def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
     factors = (False, True) if recipe.weight_offset else (False,)
     for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
         if has_weight or not before:
-            options: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
-            yield replace(recipe, dtype=dtype, **options)
+            yield replace(
+                recipe, round_before_weight=before, dtype=dtype, rounds_factor=rounds_factor
+            )

@@ -3,9 +3,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.nn import Module
 
 from cunorm._core.validate import describe_type, flag
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
@@ -92,7 +93,7 @@ def _merged(names: list[str]) -> Iterator[str]:
         yield f"    {joined or '(the model itself)'}{count}"
 
 
-def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
+def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
     """Let cunorm run the norms of a model, in place, and report which.
 
     The model is a module of any kind, on any device, or a norm itself; all else is a TypeError.
@@ -154,7 +155,7 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     return Replacement(tuple(replaced), tuple(left))
 
 
-def restore_norms(model: Any) -> int:
+def restore_norms(model: Module) -> int:
     """Give the norms that `replace_norms` replaced their classes back; return how many.
 
     The model is one that was given to `replace_norms`, or a part or a copy of it; all else is a
@@ -186,14 +187,14 @@ def restore_norms(model: Any) -> int:
     return len(originals)
 
 
-def _modules(function: str, model: Any) -> list[tuple[str, Any]]:
-    if not isinstance(model, torch.nn.Module):
+def _modules(function: str, model: object) -> list[tuple[str, Module]]:
+    if not isinstance(model, Module):
         got = describe_type(type(model))
         raise TypeError(f"{function}: model is {got}, expected a torch.nn.Module")
     return list(model.named_modules())
 
 
-def _replace(module: Any, exact: bool) -> str | None:
+def _replace(module: Module, exact: bool) -> str | None:
     """Replace a norm and return what it runs, or None for a module that is no norm.
 
     Raises Unknown for one that may be a norm and is left.

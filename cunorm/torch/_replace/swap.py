@@ -7,17 +7,19 @@ The module stays the same object. `torch.nn.utils.parametrize` works in the same
 import warnings
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
+from torch.nn import Module
 
+from cunorm._arrays._torch_private import has_dual_level
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.plan import Plan
 from cunorm.torch._tensors import refusal
 
 # The norms of torch.nn need no probe and run in all dtypes: our class.
-TORCH_NORMS: dict[Any, Any] = {
+TORCH_NORMS: dict[type[Module], type[RMSNorm | LayerNorm | GroupNorm]] = {
     torch.nn.RMSNorm: RMSNorm,
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.GroupNorm: GroupNorm,
@@ -26,22 +28,36 @@ _is_compiling = torch.compiler.is_dynamo_compiling  # False outside of what torc
 _MOST_WARNINGS = 16  # for a class
 
 
-def torch_norm(kind: Any) -> Any:
+class Swapped(Module):
+    """What the class of a replaced norm has of its own; it is a subclass of the module's class."""
+
+    _cunorm_kind: type[Module]
+    _cunorm_plan: Plan  # or, of a norm of torch.nn, None
+    _cunorm_warned: set[str]
+    _cunorm_calls: dict[tuple[object, bool], tuple[Callable[..., Tensor], float | None]]
+    _cunorm_own: Callable[..., Any]
+
+
+def torch_norm(kind: type[Module]) -> type[Module] | None:
     """Return the norm of torch.nn whose forward a class has or inherits, or None."""
     bases = (base for base in TORCH_NORMS if issubclass(kind, base))
     return next((base for base in bases if kind.forward is base.forward), None)
 
 
-def swapped(kind: Any, plan: Plan | None) -> Any:
+def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
     """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
 
     Python itself lists the living subclasses of a class: a cache would keep kind alive.
     """
     for subclass in kind.__subclasses__():
-        members = vars(subclass)
-        if members.get("_cunorm_kind") is kind and members["_cunorm_plan"] == plan:
+        own = vars(subclass)
+        if own.get("_cunorm_kind") is kind and own["_cunorm_plan"] == plan:
             return subclass
-    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce_ex__": _reduce}
+    members: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__reduce_ex__": _reduce,
+    }
     members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
     members |= {"_cunorm_own": _own, "__prepare_scriptable__": _scriptable}
     base = torch_norm(kind)
@@ -55,11 +71,11 @@ def swapped(kind: Any, plan: Plan | None) -> Any:
     return type(f"Cunorm{kind.__name__}", (kind,), members)
 
 
-def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
+def _forward_of(base: type[Module]) -> Callable[..., object]:
     """Return the forward that runs our module in place of torch's, with torch's name of x."""
-    run: Callable[[Any, Any], Any] = TORCH_NORMS[base].forward
+    run: Callable[..., Tensor] = TORCH_NORMS[base].forward
 
-    def named_input(self: Any, input: Any) -> Any:
+    def named_input(self: Swapped, input: Tensor) -> object:
         if _is_compiling() and _is_refused(self, input):
             return base.forward(self, input)
         try:
@@ -67,7 +83,7 @@ def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
         except Exception as error:
             return self._cunorm_own(error, (input,), {})
 
-    def named_x(self: Any, x: Any) -> Any:
+    def named_x(self: Swapped, x: Tensor) -> object:
         if _is_compiling() and _is_refused(self, x):
             return base.forward(self, x)
         try:
@@ -80,14 +96,14 @@ def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
     return forward
 
 
-def _is_refused(self: Any, *operands: Any) -> bool:
+def _is_refused(self: Module, *operands: object) -> bool:
     """Whether cunorm cannot run: torch.compile, which follows this, lets nobody catch errors."""
     return refusal(*operands, *self._parameters.values()) is not None
 
 
-def _forward(self: Any, *args: Any, **named: Any) -> Any:
+def _forward(self: Swapped, *args: Any, **named: Any) -> object:
     """Run the recipe for these dtypes; if there is none, the module's own forward."""
-    plan: Plan = self._cunorm_plan
+    plan = self._cunorm_plan
     x, gate = _operands(plan.arguments, args, named)
     parameters = [getattr(self, name) for name in plan.parameters]
     weight = parameters[0] if parameters else x
@@ -113,7 +129,9 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
         return self._cunorm_own(error, args, named)
 
 
-def _own(self: Any, error: Exception, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _own(
+    self: Swapped, error: Exception, args: tuple[object, ...], named: dict[str, object]
+) -> object:
     """Run the module's own forward where cunorm's operators cannot run; warn of each reason once.
 
     Where they can, the error is raised; and what fails in the own forward, too, needs no warning.
@@ -126,17 +144,17 @@ def _own(self: Any, error: Exception, args: tuple[Any, ...], named: dict[str, An
     return y
 
 
-def _reason(error: Exception, operands: tuple[Any, ...]) -> str | None:
+def _reason(error: Exception, operands: tuple[object, ...]) -> str | None:
     """Return why cunorm raised an error, None if for no reason in a call."""
     refused = refusal(*operands)
-    if refused is None and forward_ad._current_level >= 0:
+    if refused is None and has_dual_level():
         return "cunorm has no forward-mode derivatives"
     if refused is None and isinstance(error, (TypeError, ValueError)):
         return str(error)  # raised before anything runs
     return refused
 
 
-def _warn(kind: Any, text: str) -> None:
+def _warn(kind: type[Swapped], text: str) -> None:
     """Warn of what was not warned of; as texts have shapes, there may be any number of them."""
     warned = kind._cunorm_warned
     if text not in warned and len(warned) < _MOST_WARNINGS:
@@ -163,13 +181,14 @@ def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, An
     return (*args, *map(named.get, rest), None)[:2]
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
+def _reduce(self: Swapped, protocol: SupportsIndex) -> tuple[object, ...]:
     """Pickle and copy a module by its original class and plan, as pickle finds no swapped class."""
     kind = type(self)
-    _, _, *state = kind._cunorm_kind.__reduce_ex__(self, protocol)
-    return (_new, (kind._cunorm_kind, kind._cunorm_plan), *state)
+    original: Any = kind._cunorm_kind
+    reduced = original.__reduce_ex__(self, protocol)
+    return (_new, (kind._cunorm_kind, kind._cunorm_plan), *reduced[2:])
 
 
-def _new(kind: Any, plan: Plan | None) -> Any:
-    subclass = swapped(kind, plan)
+def _new(kind: type[Module], plan: Plan | None) -> Module:
+    subclass: Any = swapped(kind, plan)
     return subclass.__new__(subclass)

@@ -5,15 +5,21 @@ import copy
 import inspect
 import math
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from cunorm.torch._replace.recipe import Pair, Recipe
+
+Mode = AbstractContextManager[object]
+# x, weight, bias, eps and gate
+Operands = tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None]
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
@@ -21,7 +27,7 @@ NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
 _GRADIENT_ERROR = 1e-3  # of the largest of a row: far over float32's, far below another formula's
 _ELEMENTS = 1024  # in each third of a sample, and at least a row
-_USUAL = nullcontext()
+_USUAL: Mode = nullcontext()
 
 
 class Unknown(Exception):
@@ -32,7 +38,7 @@ class Sample(NamedTuple):
     """Operands of a module and its result, as rows of three axes."""
 
     pair: Pair
-    operands: tuple[Any, ...]  # x, weight, bias, eps and gate
+    operands: Operands
     y: Tensor
 
     def distance(self, recipe: Recipe) -> float:
@@ -49,7 +55,7 @@ class Sample(NamedTuple):
         worst = off / unit.clamp(min=info.eps * info.smallest_normal)
         return math.inf if worst.isnan().any() else float(worst.max())
 
-    def has_gradients(self, recipe: Recipe, mode: Any = _USUAL) -> bool:
+    def has_gradients(self, recipe: Recipe, mode: Mode = _USUAL) -> bool:
         """Return whether y has a recipe's gradients: so no statistic is detached."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
@@ -73,7 +79,7 @@ class Sample(NamedTuple):
 class Trial:
     """A copy of a module to run: on the CPU, with random parameters, without its hooks."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Module) -> None:
         self.parameters, self.width, self.dtype = _parameters(module)
         name = eps_name(module)
         if name is None:
@@ -82,14 +88,14 @@ class Trial:
         self.arguments, self.gated = _arguments(type(module).forward)
         self.groups = _groups(module, self.width)
         self.calls_torch = False  # whether it has called a norm of torch's
-        self._mode: Any = _USUAL
+        self._mode = _USUAL
         self._module = copy.copy(module)  # which shares all containers but this one:
         self._module.__dict__["_parameters"] = dict(module._parameters)
 
-    def swap(self, kind: Any, mode: Any) -> None:
+    def swap(self, kind: type[Module], mode: Mode) -> None:
         """From now on sample what a swapped class runs, in a mode; where it cannot, fail."""
 
-        def fail(error: Exception, *_: Any) -> Any:
+        def fail(error: Exception, *_: object) -> NoReturn:
             raise error
 
         self._module.__class__ = kind
@@ -107,10 +113,11 @@ class Trial:
     ) -> Sample:
         """Run forward on an x of 2 to 5 axes, with the same rows; raise Unknown if it fails."""
         operands = self._operands(pair, gated)
-        x, *parameters, _, gate = operands
+        x, weight, bias, _, gate = operands
         module = self._module
         shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
-        module._parameters.update(zip(self.parameters, parameters, strict=False))
+        given: Any = (weight, bias)  # which need not be Parameters
+        module._parameters.update(zip(self.parameters, given, strict=False))
         module.__dict__["training"] = training
         arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
         try:
@@ -132,7 +139,7 @@ class Trial:
             raise Unknown("its forward returns no tensor of x's shape")
         return Sample(pair, operands, y.reshape(x.shape))
 
-    def _operands(self, pair: Pair, gated: bool) -> tuple[Any, ...]:
+    def _operands(self, pair: Pair, gated: bool) -> Operands:
         """Return x, weight, bias, eps and gate; in a third of the rows squares are near eps."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
@@ -143,9 +150,11 @@ class Trial:
         x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0])
         parameters = [draw(self.width).to(pair[1]) for _ in self.parameters]
         gate = draw(shape).to(pair[0]) if gated else None
-        for operand in (x, *parameters, *([gate] if gated else [])):
-            operand.requires_grad_()
-        return x, *(*parameters, None, None)[:2], self.eps, gate
+        for operand in (x, *parameters, gate):
+            if operand is not None:
+                operand.requires_grad_()
+        weight, bias, *_ = (*parameters, None, None)
+        return x, weight, bias, self.eps, gate
 
 
 class _Watch(TorchFunctionMode):
@@ -158,7 +167,7 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
+def _parameters(module: Module) -> tuple[tuple[str, ...], int, torch.dtype]:
     """Return the names of weight and bias, their width and their dtype."""
     if children := [name for name, _ in module.named_children()]:
         raise Unknown(
@@ -178,13 +187,13 @@ def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
     return tuple(given), shape[0], dtype
 
 
-def eps_name(module: Any) -> str | None:
+def eps_name(module: Module) -> str | None:
     """Return the name of the attribute that is eps, a float or an int."""
     values = {name: getattr(module, name, None) for name in EPS_NAMES}
     return next((n for n, v in values.items() if type(v) is int or isinstance(v, float)), None)
 
 
-def _arguments(forward: Any) -> tuple[tuple[str, ...], list[bool]]:
+def _arguments(forward: Callable[..., object]) -> tuple[tuple[str, ...], list[bool]]:
     """Return forward's names for x and gate, and whether calls have a gate: no, yes or both."""
     _self, *given = inspect.signature(forward).parameters.values()
     positional = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -197,7 +206,7 @@ def _arguments(forward: Any) -> tuple[tuple[str, ...], list[bool]]:
     return names, [False] * (len(required) == 1) + [True] * gated
 
 
-def _groups(module: Any, width: int) -> list[int]:
+def _groups(module: Module, width: int) -> list[int]:
     """Return 1 and the divisors of width among int attributes, as counts of groups or sizes."""
     divisors = [v for v in vars(module).values() if type(v) is int and v > 0 and width % v == 0]
     return sorted({1, *divisors, *(width // divisor for divisor in divisors)} - {width})

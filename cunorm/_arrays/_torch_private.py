@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The private names of PyTorch that cunorm uses, and what it does where a version lacks one.
+
+A fallback is slower or refuses more calls, but lets none through that the name would stop.
+"""
+
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+_F = TypeVar("_F", bound=Callable[..., object])
+TESTED = "2.6 to 2.14"
+
+
+def _private(name: str, fallback: Any = None) -> Any:
+    """Return PyTorch's object of a name, or a fallback; without either, raise an ImportError."""
+    try:
+        return resolve_name(f"torch.{name}")
+    except (AttributeError, ImportError):
+        if fallback is None:
+            raise ImportError(
+                f"PyTorch {torch.__version__} has no torch.{name}, which cunorm needs: it is "
+                f"tested with PyTorch {TESTED}"
+            ) from None
+        return fallback
+
+
+# --- the state of torch ---------------------------------------------------------------------------
+
+is_tracing: Callable[[], bool] = _private(
+    "_C._is_tracing",
+    torch.jit.is_tracing,  # type: ignore[attr-defined]
+)
+count_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+is_transforming: Callable[[], bool] = _private("_C._are_functorch_transforms_active")
+_levels: Callable[[], Sequence[Any] | None] = _private(
+    "_C._functorch.get_interpreter_stack", lambda: None
+)
+_mode: Callable[[Any], object] = _private(
+    "_C._get_dispatch_mode", lambda key: count_modes() or None
+)
+_FAKE, _PROXY = map(_private, ("_C._TorchDispatchModeKey.FAKE", "_C._TorchDispatchModeKey.PROXY"))
+raw_stream: Callable[[int], int] = _private(
+    "_C._cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+
+
+def transforms() -> set[str]:
+    """Return the names of torch.func's active transforms; without names, that of a gradient."""
+    return {level.key().name for level in _levels() or ()} or {"Grad"}
+
+
+def has_dual_level() -> bool:
+    """Whether tensors may have forward-mode tangents."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def has_fake_mode() -> bool:
+    return _mode(_FAKE) is not None
+
+
+def has_proxy_mode() -> bool:
+    return _mode(_PROXY) is not None
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+# Tensors inside torch.func's transforms; a transform may be over. The legacy ones are those of
+# `is_grads_batched`.
+is_wrapped: Callable[[Tensor], bool] = _private(
+    "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
+)
+is_batch: Callable[[Tensor], bool] = _private("_C._functorch.is_batchedtensor", is_wrapped)
+is_legacy_batch: Callable[[Tensor], bool] = _private(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
+)
+is_zero: Callable[[Tensor], bool] = _private("Tensor._is_zerotensor", lambda tensor: True)
+# Subclasses that run any operator on the tensors that they wrap. torch.distributed may be absent.
+_WRAPPERS: tuple[type, ...] = (
+    _private("_subclasses.fake_tensor.FakeTensor", type(None)),
+    _private("_subclasses.functional_tensor.FunctionalTensor", type(None)),
+)
+_COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+
+
+def is_wrapper(kind: type) -> bool:
+    return issubclass(kind, _WRAPPERS) or (kind.__module__, kind.__name__) == _COLLECTIVE
+
+
+# --- autograd and torch.compile -------------------------------------------------------------------
+
+
+def untransformed_apply(function: type[Function]) -> Callable[..., Any]:
+    """Return the `apply` of a Function without its search for torch.func's transforms."""
+    return getattr(super(Function, function), "apply", function.apply)
+
+
+def assume_constant(function: _F) -> _F:
+    """Let torch.compile call a function while it traces, as it cannot trace it.
+
+    So does `torch.compiler.assume_constant_result`, which first imports the compiler, for seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    TorchDispatchMode = _private("utils._python_dispatch.TorchDispatchMode")
+
+
+class OperatorMode(TorchDispatchMode):
+    """A mode that sees the operators of torch's dispatcher."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports the compiler, for seconds, to keep it off this mode

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Type checkers take a user's script, and find the errors in it; types name what calls take."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.internals import ACTIVATIONS, DTYPES, LAYOUTS, _types
+from tests.support.processes import ROOT, python
+
+SCRIPT = str(Path(__file__).with_name("typed_script.py"))
+X = np.ones((2, 3), np.float32)
+
+
+def errors(checker: str, *options: str) -> str:
+    """Return what a type checker finds in the script, whose errors it has to find."""
+    missing = [name for name in (checker, "torch", "jax") if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)}, which the script is checked with, is not installed")
+    found = python("-m", checker, *options, SCRIPT, MYPYPATH=str(ROOT))
+    return found.stdout + found.stderr if found.returncode else ""
+
+
+def test_mypy_finds_the_errors_of_the_script_and_no_others(pytestconfig):
+    kept = pytestconfig.cache.mkdir("mypy")  # what it knows of the libraries, which takes 15 s
+    options = ["--config-file=", "--strict", "--follow-imports=silent", f"--cache-dir={kept}"]
+    assert not errors("mypy", *options)
+
+
+def test_pyright_finds_the_errors_of_the_script_and_no_others():
+    assert not errors("pyright")
+
+
+def names_in_the_error(**wrong: str) -> list[str]:
+    with pytest.raises(ValueError, match="expected") as caught:
+        cunorm.rms_norm_backward(X, X, gate=X, rstd=X[:, 0], **wrong)
+    return re.findall(r"'(\w+)'", str(caught.value).partition("expected")[2])
+
+
+def test_types_name_what_calls_take():
+    assert [*get_args(_types.Activation)] == [*ACTIVATIONS]
+    assert [*get_args(_types.Activation)] == names_in_the_error(gate_activation="?")
+    assert [*get_args(_types.GatePosition)] == names_in_the_error(gate_position="?")
+    assert [*get_args(_types.Need)] == names_in_the_error(needs=("?",))
+    assert [*get_args(_types.Layout)] == [*LAYOUTS]
+    assert [*get_args(_types.DTypeName)] == [*DTYPES]

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's private names: they stand in one module, and calls do without most of them."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+import cunorm  # noqa: E402
+import cunorm.torch as ct  # noqa: E402
+from cunorm._arrays import _torch_private  # noqa: E402
+from cunorm._arrays import torch as adapter  # noqa: E402
+from cunorm.torch import _autograd, _library, _tensors  # noqa: E402
+from cunorm.torch._replace import swap  # noqa: E402
+from tests.support.torch_cases import Watch, tensor  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
+
+HOME = Path(_torch_private.__file__)
+PACKAGE = HOME.parents[1]
+OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of torch.nn.Module, which subclasses use
+
+# --- where they stand -----------------------------------------------------------------------------
+
+
+def private_names(tree):
+    """Yield the private names of a file that it does not define itself, nor cunorm."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("torch."))
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            yield str(getattr(node.args[1], "value", ""))
+
+
+def imports_torch(tree):
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
+    return any(name.partition(".")[0] == "torch" for name in names)
+
+
+def is_private(name):
+    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+
+
+def own_names(trees):
+    """Return the names that files of cunorm define, also those of attributes."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("_cunorm"):
+            found.add(node.value)
+    return found
+
+
+def test_they_stand_in_one_module():
+    files = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    home = files.pop(HOME)
+    users = {path: tree for path, tree in files.items() if imports_torch(tree)}
+    own = own_names(users.values()) | OF_MODULES | {"_torch_private"}
+    found = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path, tree in users.items()
+        for name in private_names(tree)
+        if is_private(name) and name not in own
+    }
+    assert not found
+    assert {"_current_level", "_dynamo_marked_constant"} <= {*private_names(home)} - own
+
+
+# --- what stands in for them ----------------------------------------------------------------------
+
+X, W = tensor("x", 3, 4, 6), tensor("weight", 6)
+USERS = (_torch_private, adapter, _autograd, _library, _tensors, swap)
+REQUIRED = (
+    "_C._are_functorch_transforms_active",
+    "_C._TorchDispatchModeKey.FAKE",
+    "_C._TorchDispatchModeKey.PROXY",
+    "utils._python_dispatch.TorchDispatchMode",
+)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def gradients(function):
+    y = function(X, W)
+    return torch.autograd.grad(y, (X, W), torch.ones_like(y))
+
+
+def escaped():
+    """Return a tensor that outlives its transform."""
+    kept = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(X.detach())
+    return kept[0]
+
+
+def in_mode(mode, function):
+    with mode:
+        return function(X.detach(), W.detach())
+
+
+def watched():
+    with Watch() as watch:
+        ct.rms_norm(X, W).sum().backward(inputs=(W,))
+    return torch.tensor(len(watch.seen))
+
+
+def with_tangent():
+    with forward_ad.dual_level():
+        return cunorm.rms_norm(forward_ad.make_dual(X.detach(), X.detach()))
+
+
+def vectorised():
+    return torch.autograd.functional.jacobian(lambda w: ct.rms_norm(X[0, 0], w), W, vectorize=True)
+
+
+def zero_gradient():
+    y = ct.rms_norm(X, W)
+    zeros = torch._efficientzerotensor(y.shape, dtype=y.dtype)
+    return torch.autograd.grad(y, (X, W), zeros)
+
+
+PROGRAMS = {
+    "plain": lambda: cunorm.rms_norm(X.detach(), W.detach()),
+    "eager": lambda: ct.rms_norm(X, W),
+    "gradients": lambda: gradients(ct.rms_norm),
+    "a batch": lambda: torch.func.vmap(ct.layer_norm)(X),
+    "derivatives": lambda: torch.func.grad(lambda x: ct.rms_norm(x, W).sin().sum())(X),
+    "functionalize": lambda: torch.func.functionalize(ct.rms_norm)(X.detach()),
+    "a traced call": lambda: torch.jit.trace(ct.rms_norm, (X, W))(X + 1, W),
+    "a vectorised Jacobian": vectorised,
+    "a gradient of zeros": zero_gradient,
+    "a subclass": lambda: torch.Tensor(ct.rms_norm(X.detach().as_subclass(Subclass))),
+    "a mode": watched,
+    "a plain call in a mode": lambda: in_mode(Watch(), cunorm.rms_norm),
+    "an escaped tensor": lambda: ct.rms_norm(escaped()),
+    # These are refused, whether names are missing or not.
+    "a batch that is over": lambda: ct.rms_norm(escaped_batch()),
+    "a tangent": with_tangent,
+    "a traced derivative": lambda: torch.jit.trace(
+        torch.func.grad(lambda x: ct.rms_norm(x, W).sin().sum()), (X.detach(),)
+    ),
+    "a plain call on fakes": lambda: in_mode(FakeTensorMode(), lambda *_: cunorm.rms_norm(X)),
+    "a plain call that is traced": lambda: torch.jit.trace(cunorm.rms_norm, (X.detach(),)),
+    "a plain call that make_fx traces": lambda: make_fx(cunorm.rms_norm)(X.detach()),
+}
+REFUSED = [*PROGRAMS][-6:]
+FALLBACKS = {  # by name, the programs that are refused without it
+    "_C._is_tracing": (),
+    "_C._len_torch_dispatch_stack": (),
+    "_C._functorch.get_interpreter_stack": ("functionalize",),
+    "_C._get_dispatch_mode": ("a plain call in a mode",),
+    "_C._cuda_getCurrentRawStream": (),
+    "_C._functorch.is_functorch_wrapped_tensor": ("an escaped tensor",),
+    "_C._functorch.is_batchedtensor": (),
+    "_C._functorch.is_legacy_batchedtensor": (),
+    "Tensor._is_zerotensor": (),
+    "_subclasses.fake_tensor.FakeTensor": (),
+    "_subclasses.functional_tensor.FunctionalTensor": (),
+}
+
+
+def escaped_batch():
+    kept = []
+    torch.func.vmap(lambda x: kept.append(x) or x)(X.detach())
+    return kept[0]
+
+
+def outcome(program):
+    """Return the tensors that a program gives, or the kind of its error."""
+    try:
+        found = PROGRAMS[program]()
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        return type(error)
+    return [one.detach() for one in (found if isinstance(found, tuple) else (found,))]
+
+
+@pytest.fixture(scope="module")
+def usual():
+    found = {program: outcome(program) for program in PROGRAMS}
+    assert [program for program in PROGRAMS if isinstance(found[program], type)] == REFUSED
+    return found
+
+
+def module_without(monkeypatch, *names):
+    """Return the module of private names as it is where PyTorch has some no more."""
+    resolve = pkgutil.resolve_name
+
+    def resolve_others(name):
+        if name.removeprefix("torch.") in names:
+            raise AttributeError(name)
+        return resolve(name)
+
+    spec = spec_from_file_location("names", HOME)
+    module = module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(pkgutil, "resolve_name", resolve_others)
+        spec.loader.exec_module(module)
+    return module
+
+
+def check_outcomes(monkeypatch, module, usual, refused):
+    """Let cunorm use a module of private names: programs give the same or, some, an error."""
+    for user in USERS:
+        for name, value in [*vars(user).items()]:
+            if not name.startswith("__") and vars(_torch_private).get(name) is value:
+                monkeypatch.setattr(user, name, getattr(module, name))
+    monkeypatch.setattr(_autograd, "_apply", module.untransformed_apply(_autograd._Norm))
+    for program, expected in usual.items():
+        found = outcome(program)
+        if program in refused or isinstance(expected, type):
+            assert isinstance(found, type), program
+        else:
+            assert not isinstance(found, type), f"{program}: {found}"
+            assert all(map(torch.equal, found, expected)), program
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_without_one_calls_give_the_same_or_are_refused(name, usual, monkeypatch):
+    module = module_without(monkeypatch, name)
+    check_outcomes(monkeypatch, module, usual, FALLBACKS[name])
+
+
+def test_without_the_level_of_duals_and_a_plain_apply_calls_give_the_same(usual, monkeypatch):
+    module = module_without(monkeypatch)
+    module.forward_ad = SimpleNamespace()
+    module.untransformed_apply = lambda function: function.apply
+    check_outcomes(monkeypatch, module, usual, ())
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_without_a_name_that_nothing_replaces_the_import_names_the_tested_versions(
+    name, monkeypatch
+):
+    message = rf"PyTorch .* has no torch\.{name}, .* tested with PyTorch 2\.6 to "
+    with pytest.raises(ImportError, match=message):
+        module_without(monkeypatch, name)
+
+
+def test_fallbacks_and_required_names_are_all_names(monkeypatch):
+    seen = []
+    resolve = pkgutil.resolve_name
+    monkeypatch.setattr(pkgutil, "resolve_name", lambda name: seen.append(name) or resolve(name))
+    module_without(monkeypatch)
+    assert {name.removeprefix("torch.") for name in seen} == {*REQUIRED, *FALLBACKS}
