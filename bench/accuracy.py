@@ -96,8 +96,8 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
 
     device = cpu.Cpu(thread_count())
     found = _load(options.providers)
-    facts = asdict(machine.facts(device, found))
-    shared = {name: facts[name] for name in ("date", "commit", "device", "versions")}
+    environment = asdict(machine.environment(device, found))
+    shared = {name: environment[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
     failed: set[str] = set()
     for operator, dtype, shape in _points(options):

@@ -34,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     found, _ = providers.load("cpu", NAMES)
     points = list(grid.points(SHAPES, OPERATORS, dtypes=options.dtype))
     device.prepare(points)
-    print(machine.facts(device, found))
+    print(machine.environment(device, found))
     print(
         f"medians of {options.calls} calls in µs: alone, and beside {options.processes} processes"
     )
-    heads = [f"{name}{where}" for where in ("", ", busy") for name in NAMES]
+    heads = [f"{name}{suffix}" for suffix in ("", ", busy") for name in NAMES]
     print(f"{'':46}" + "".join(f"{head:>14}" for head in [*heads, "busy ratio"]))
     ratios = []
     for point in points:

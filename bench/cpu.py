@@ -31,7 +31,7 @@ from bench.turns import Turn
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._demo import device as demo_device
 
-_TURN_SECONDS, _MOST_CALLS = 1e-3, 10
+_TURN_SECONDS, _MAX_CALLS = 1e-3, 10
 
 
 class Cpu:
@@ -134,7 +134,7 @@ def _calls_per_turn(call: Call) -> int:
     """Warm up, and return the number of calls in a turn."""
     call()
     fastest = min(_seconds(call, 1) for _ in range(3))
-    return max(1, min(_MOST_CALLS, round(_TURN_SECONDS / fastest)))
+    return max(1, min(_MAX_CALLS, round(_TURN_SECONDS / fastest)))
 
 
 def _seconds(call: Call, calls: int) -> float:

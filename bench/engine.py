@@ -20,7 +20,7 @@ from bench.cases import (
     worst_error,
 )
 from bench.grid import Point
-from bench.machine import Facts
+from bench.machine import Environment
 from bench.providers import Provider
 from bench.providers.base import VIEWS
 from bench.rows import Row
@@ -87,7 +87,11 @@ class Failure:
 
 
 def time_point(
-    device: Device, point: Point, providers: Sequence[Provider], facts: Facts, seconds: float
+    device: Device,
+    point: Point,
+    providers: Sequence[Provider],
+    environment: Environment,
+    seconds: float,
 ) -> tuple[list[Row], list[Failure]]:
     """Check every provider at a point, and time the correct ones in turns."""
     errors, failures = check(device, point, providers)
@@ -106,8 +110,10 @@ def time_point(
     rate = point.bytes / float(np.median(times[COPY]))
     rows = []
     for name, spent in times.items():
-        timed = point.of(by_name[name].computes(point.operator)) if name in by_name else point
-        rows.append(_row(facts, point, name, timed.bytes, spent, turns[name], rate))
+        timed = point
+        if name in by_name:
+            timed = point.with_operator(by_name[name].computes(point.operator))
+        rows.append(_row(environment, point, name, timed.bytes, spent, turns[name], rate))
     return [replace(row, error=errors.get(row.provider)) for row in rows], failures
 
 
@@ -157,7 +163,7 @@ def view_all(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
 
 
 def _row(
-    facts: Facts,
+    environment: Environment,
     point: Point,
     provider: str,
     moved: int,
@@ -170,7 +176,7 @@ def _row(
     if host is None and point.elements <= HOST_ELEMENTS:
         host = median
     return Row(
-        **asdict(facts),
+        **asdict(environment),
         operator=point.operator.name,
         memory=point.operator.memory,
         direction=point.direction,

@@ -27,7 +27,7 @@ from bench.turns import Turn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
-MOST_SETS = 2048  # sets of the grid's smallest point that have as many bytes
+MAX_SETS = 2048  # sets of the grid's smallest point that have as many bytes
 MEMORY_SHARE = 64  # rotated sets take at most 1/64 of free memory; results and copies need more
 BATCH_SECONDS = 2e-3
 HOST_BATCHES, HOST_CALLS = 9, 8  # few calls at once: with a full queue, a call would wait
@@ -205,4 +205,4 @@ def find() -> Gpu:
 def _sets(point: Point, free: int) -> int:
     """Return the number of sets of operands that L2 cannot hold together, as memory allows."""
     rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
-    return max(2, min(MOST_SETS, -(-rotated // point.bytes)))
+    return max(2, min(MAX_SETS, -(-rotated // point.bytes)))

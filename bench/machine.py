@@ -20,7 +20,7 @@ from bench.providers import Provider
 
 
 @dataclass(frozen=True)
-class Facts:
+class Environment:
     """The columns that all rows of a measurement share."""
 
     date: str
@@ -35,7 +35,7 @@ class Facts:
         return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
 
 
-def facts(device: Any, providers: Sequence[Provider] = ()) -> Facts:
+def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
     """Return the facts of a device and of the software."""
     versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
     for provider in providers:
@@ -45,7 +45,7 @@ def facts(device: Any, providers: Sequence[Provider] = ()) -> Facts:
         from bench import simd  # it imports torch
 
         versions["SIMD"] = simd.used(provider.name for provider in providers)
-    return Facts(
+    return Environment(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         commit=commit(),
         device=device.name,

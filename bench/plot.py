@@ -153,8 +153,8 @@ def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure
     lines_are = "Lines: geometric means of the shapes of a size. Thin lines: their range."
     # 15 characters of this size are about an inch.
     note = textwrap.fill(f"{measured(rows)} {lines_are}", width=int(15 * width))
-    place = left / width, (below - 0.55) / height
-    figure.text(*place, note, va="top", fontsize=7, color="#555555")
+    position = left / width, (below - 0.55) / height
+    figure.text(*position, note, va="top", fontsize=7, color="#555555")
     return figure, figure.subplots(lines, columns, sharex=True, sharey="row", squeeze=False)
 
 
@@ -236,9 +236,9 @@ def _spread(heights: Sequence[float]) -> list[float]:
             count += more
         clusters.append((max(centre, _GAP * (count - 1) / 2), count))
     return [
-        centre + _GAP * (place - (count - 1) / 2)
+        centre + _GAP * (index - (count - 1) / 2)
         for centre, count in clusters
-        for place in range(count)
+        for index in range(count)
     ]
 
 

@@ -15,15 +15,13 @@ Timed = dict[str, Row]  # one point's rows by provider
 
 _GLUE = "\N{NO-BREAK SPACE}"  # keeps a figure on one line
 _NOT_PEERS = ("copy", "cunorm-ungated")
-_PLACES = {(operator.name, operator.memory): place for place, operator in enumerate(OPERATORS)}
+_ORDER = {(operator.name, operator.memory): index for index, operator in enumerate(OPERATORS)}
 _GATED = {operator.name for operator in OPERATORS if operator.gate_position}
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """Sort rows by operator and direction; the sort is stable."""
-    return sorted(
-        rows, key=lambda row: (_PLACES[row.operator, row.memory], row.direction[0] == "b")
-    )
+    return sorted(rows, key=lambda row: (_ORDER[row.operator, row.memory], row.direction[0] == "b"))
 
 
 def table(rows: Sequence[Row]) -> str:

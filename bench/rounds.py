@@ -176,8 +176,8 @@ def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
     waves = grid.rounds / gpu.sm_count / grid.busiest
     copy = gpu.latency + grid.rounds * one.needed / gpu.copy
     prediction = min(1.0, copy / seconds(gpu, one, grid))
-    again = {"traffic": traffic} if traffic < 1.0 else {}
-    limit = _limit({one.pipe: issue, "overlap": overlap, **again}, waves, prediction)
+    traffic_column = {"traffic": traffic} if traffic < 1.0 else {}
+    limit = _limit({one.pipe: issue, "overlap": overlap, **traffic_column}, waves, prediction)
     return Shares(issue, overlap, traffic, waves, prediction, limit)
 
 

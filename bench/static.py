@@ -98,9 +98,9 @@ def missed_goals_of(row: Row, goals: bool) -> list[str]:
 
 def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
     """Whether `only` selects a plan; an empty list selects all."""
-    facts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
+    texts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
     return not only or any(
-        all(wanted in ("", fact) for wanted, fact in zip(one, facts, strict=False)) for one in only
+        all(wanted in ("", fact) for wanted, fact in zip(one, texts, strict=False)) for one in only
     )
 
 
@@ -112,8 +112,8 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
     table = {row.key: row for row in rows if row.arch in {f"sm_{p.architecture}" for p in plans}}
     now = {tuple(str(planned_columns(plan)[name]) for name in KEY): plan for plan in plans}
     for key in table.keys() ^ now.keys():
-        where = "the table" if key in table else "the plans"
-        yield f"{' '.join(filter(None, key))}: only in {where}"
+        source = "the table" if key in table else "the plans"
+        yield f"{' '.join(filter(None, key))}: only in {source}"
     common = [key for key in now if key in table]
     for key in common:
         columns = planned_columns(now[key])

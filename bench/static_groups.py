@@ -13,7 +13,7 @@ from bench.model import LAUNCH, Gpu, ParamGrad, Traffic, Work, between, param_gr
 from bench.rounds import Grid, Round, round_of, seconds, shares
 from bench.static_columns import call_columns, launch_columns
 from bench.static_occupancy import l2_keeps
-from bench.static_packs import LEAST_BYTES, Packs, executed
+from bench.static_packs import MIN_BYTES, Packs, executed
 from bench.static_plan import Plan
 
 Sass = Callable[[Plan], str]
@@ -70,11 +70,11 @@ def call_traffic(plan: Plan) -> Traffic:
 def count_executed(plan: Plan, sass: str) -> Work | None:
     """Return what a warp runs; None without a disassembly or with packs that are too small."""
     operands, pack = plan.row_operands(), plan.number("PACK")
-    if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < LEAST_BYTES:
+    if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < MIN_BYTES:
         return None
     sharing = plan.number("CHANNEL_THREADS") * plan.number("POSITION_THREADS")
     packs = Packs(
-        {place: pack * dtype.itemsize for place, (_, dtype) in operands.items()},
+        {slot: pack * dtype.itemsize for slot, (_, dtype) in operands.items()},
         pack * plan.traffic().reads,
         block_elements(plan) / sharing / pack,
     )

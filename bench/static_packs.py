@@ -23,7 +23,7 @@ from bench.static_pointers import STORES, traced
 from bench.static_sass import Block, Instruction
 from bench.static_work import work_of
 
-LEAST_BYTES = 8
+MIN_BYTES = 8
 
 
 class Packs(NamedTuple):
@@ -105,12 +105,12 @@ def _accesses(
     """Yield each kind of access to packs, and how many packs it accesses in all."""
     moved: dict[tuple[str, int], float] = {}
     for one in code:
-        places = reached.get(one, frozenset())
-        if places and places <= packs.bytes.keys():
-            place = min(places)
-            kind = ("store" if one.name in STORES else "load", place)
-            moved[kind] = moved.get(kind, 0.0) + one.bytes / packs.bytes[place]
-        elif one.name == "LDS" and one.bytes >= LEAST_BYTES:
+        slots = reached.get(one, frozenset())
+        if slots and slots <= packs.bytes.keys():
+            slot = min(slots)
+            kind = ("store" if one.name in STORES else "load", slot)
+            moved[kind] = moved.get(kind, 0.0) + one.bytes / packs.bytes[slot]
+        elif one.name == "LDS" and one.bytes >= MIN_BYTES:
             moved["shared", 0] = moved.get(("shared", 0), 0.0) + one.bytes / packs.shared
     yield from moved.items()
 

@@ -56,13 +56,13 @@ class Weights(NamedTuple):
 def row_path(code: list[Block], weights: Weights) -> RowPath:
     """Return the path of a row through a kernel's blocks."""
     finder = _Finder(code, weights)
-    every = frozenset(range(len(code)))
-    path, row_loop = finder.row_loop(every, 0)
+    all_lines = frozenset(range(len(code)))
+    path, row_loop = finder.row_loop(all_lines, 0)
     once = [
         step
         for part in path
         if part is not row_loop
-        for step in finder.steps(part, looped=finder.is_loop(part, every, 0, None))
+        for step in finder.steps(part, looped=finder.is_loop(part, all_lines, 0, None))
     ]
     if row_loop is None:
         return RowPath(once, [])
@@ -223,9 +223,9 @@ def components(
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[number])
                 if low[number] == index[number]:
-                    place = stack.index(number)
-                    found.append(frozenset(stack[place:]))
-                    del stack[place:]
+                    start = stack.index(number)
+                    found.append(frozenset(stack[start:]))
+                    del stack[start:]
             elif other not in index:
                 index[other] = low[other] = len(index)
                 stack.append(other)

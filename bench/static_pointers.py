@@ -116,15 +116,15 @@ def _transfer(
     written = results(instruction)
     if not written:
         return
-    places: frozenset[int] = frozenset()
+    slots: frozenset[int] = frozenset()
     constants = [int(c["place"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
     if instruction.name.removeprefix("U").startswith(_ADDRESSES):
         sources = instruction.operands.partition(",")[2]
         known = (reached.get(register, frozenset()) for register in registers(sources))
-        places = frozenset().union(*known, (place for place in constants if place in pointers))
+        slots = frozenset().union(*known, (slot for slot in constants if slot in pointers))
     wide_constant = instruction.name in ("LDC", "ULDC", "LDCU") and constants
     for index, register in enumerate(written):
-        now = places
+        now = slots
         if wide_constant:
             now = frozenset({constants[0] + 4 * index} & pointers)
         if instruction.predicate:

@@ -159,10 +159,10 @@ def _static_columns(plan: Plan) -> dict[str, Any]:
         "shared": usage.shared + plan.shared,
         "blocks_per_sm": blocks,
         "warps_per_sm": blocks * -(-plan.threads // 32),
-        "loads_16": _count(counted, "ld", wide=True),
-        "loads_narrow": _count(counted, "ld", wide=False),
-        "stores_16": _count(counted, "st", wide=True),
-        "stores_narrow": _count(counted, "st", wide=False),
+        "loads_16": _count(counted, "ld", is_wide=True),
+        "loads_narrow": _count(counted, "ld", is_wide=False),
+        "stores_16": _count(counted, "st", is_wide=True),
+        "stores_narrow": _count(counted, "st", is_wide=False),
         "narrowest_bytes": min((size for _, size, _ in widths), default=0),
         "narrowed": " ".join(
             sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
@@ -213,11 +213,11 @@ def _widths(plan: Plan, counted: Iterable[Access]) -> list[tuple[str, int, int]]
     ]
 
 
-def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
+def _count(counted: dict[Access, int], kind: str, *, is_wide: bool) -> int:
     return sum(
         count
         for access, count in counted.items()
-        if access.kind == kind and (access.bytes >= WIDE) == wide
+        if access.kind == kind and (access.bytes >= WIDE) == is_wide
     )
 
 

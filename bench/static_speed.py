@@ -65,7 +65,7 @@ def speed(
 
 
 def _operands(plan: Plan) -> Operands:
-    rows = {place: dtype.itemsize for place, (_, dtype) in plan.row_operands().items()}
+    rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands().items()}
     others = plan.pointers() - plan.parameters() - set(rows)
     return Operands(rows, plan.parameters(), others, _share(plan))
 
@@ -91,8 +91,10 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
         reads = max(reads, found.loaded / _share(plan))
     # What is read again comes from L2, unless that overflows. So do parameters, unless all blocks
     # begin together.
-    again = 1 - min(1.0, reads * _share(plan) / found.loaded) if plan.regime == STREAMED else 0.0
-    row_latency = gpu.latency + again * (gpu.l2_latency - gpu.latency)
+    read_twice = 0.0
+    if plan.regime == STREAMED:
+        read_twice = 1 - min(1.0, reads * _share(plan) / found.loaded)
+    row_latency = gpu.latency + read_twice * (gpu.l2_latency - gpu.latency)
     are_first = grid.rounds <= grid.at_once * gpu.sm_count
     parameters = found.parameter_waits + found.waits_once / passes
     return round_of(
@@ -127,11 +129,11 @@ def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
     if launch is None or plan.architecture not in MODELLED:
         return None
     macros = dict(launch.build.macros)
-    sums = [place for name, place in _PARTIAL_SUMS if macros[name] != "absent"]
+    sums = [slot for name, slot in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))
     sass = sass_of(launch.build, plan.architecture)
     of_thread = plan.parts / int(macros["PART_THREADS"])
-    at_once = [max(1.0, loads_at_once(sass, plan.architecture, place, pointers)) for place in sums]
+    at_once = [max(1.0, loads_at_once(sass, plan.architecture, slot, pointers)) for slot in sums]
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
     return ParamGrad(len(sums) * plan.parts * plan.sums_pitch * itemsize, serial)

@@ -84,7 +84,7 @@ def count(call: Call) -> Count:
     names = [name for name in _ROWS[call.direction] if _has(operator, name)]
     launches, pointers = _launches(call, names)
     kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
-    large = [launch.of(pointer) for launch in kernels for pointer in pointers.values()]
+    large = [launch.range_at(pointer) for launch in kernels for pointer in pointers.values()]
     size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
     moved = sum(found.loaded + found.stored for found in large)
     sectors = sum(found.load_sectors + found.store_sectors for found in large)

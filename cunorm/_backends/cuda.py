@@ -190,8 +190,8 @@ def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[
     def start(pointers: Sequence[int], stream: int) -> None:
         for kernel_launch, words, relocations in prepared:
             filled = words[:]
-            for word, place in relocations:
-                filled[word] += pointers[place]
+            for word, slot in relocations:
+                filled[word] += pointers[slot]
             launch(kernel_launch, filled.tobytes(), device, stream)
 
     return start

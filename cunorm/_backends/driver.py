@@ -87,8 +87,8 @@ def launch_dependent(
     """
     grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)
-    place = ctypes.c_char_p(arguments)  # where the one argument lies
-    status = _launch_function(library())(config, function.ptr, ctypes.byref(place), None)
+    argument = ctypes.c_char_p(arguments)  # where the one argument lies
+    status = _launch_function(library())(config, function.ptr, ctypes.byref(argument), None)
     check(cupy, status, f"launch {launch.build.kernel}")
 
 

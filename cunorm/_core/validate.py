@@ -146,14 +146,14 @@ def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows:
     """Check that a given output has its shape, and strides that kernels can follow."""
     if spec is None:
         return
-    where = f"{function}: {argument}"
+    subject = f"{function}: {argument}"
     if spec.shape != shape:
-        raise ValueError(f"{where} has shape {spec.shape}, expected {shape}")
+        raise ValueError(f"{subject} has shape {spec.shape}, expected {shape}")
     own_memory(function, argument, spec)
     if rows.layout(spec) is None:
         several = "contiguous rows and at most three leading axes that no single stride walks"
         expected = "a contiguous array" if rows is WHOLE else several
-        raise ValueError(f"{where} has strides {spec.strides}, expected {expected}")
+        raise ValueError(f"{subject} has strides {spec.strides}, expected {expected}")
 
 
 def own_memory(function: str, argument: str, spec: TensorSpec) -> None:

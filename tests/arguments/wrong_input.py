@@ -212,7 +212,9 @@ FEW_CHANNELS = [
     ((3, 8), -1, "x.shape[-1]"),
     ((3, 5, 8), -1, LAST),
 ]
-OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
+OF_ROW, OF_SAMPLE = (
+    f"one element for each {unit}" for unit in ("row of x", "group of each sample")
+)
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"

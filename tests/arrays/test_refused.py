@@ -41,9 +41,9 @@ class On(Foreign):
 
 
 def consumed():
-    again = On(X, 1)
-    np.from_dlpack(again)
-    return again
+    refused = On(X, 1)
+    np.from_dlpack(refused)
+    return refused
 
 
 # Each: how to create it, the error, and its message.

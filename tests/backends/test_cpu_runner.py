@@ -65,9 +65,9 @@ def entry(tmp_path_factory):
 def calls_of(grids, work, parts=None):
     """Yield calls of so many blocks and elements; their arrays are notes of each, and a clock."""
     names = [f"notes {number}" for number in range(len(grids))]
-    places = {name: place for place, name in enumerate((*names, "clock"))}
+    slots = {name: slot for slot, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
-        writer = ArgsWriter(places)
+        writer = ArgsWriter(slots)
         writer.pointer("clock")  # not the first array: after the last task its place would be one
         writer.pointer(names[number])
         launch = Launch(KernelBuild("note", ()), grid, 1)

@@ -90,19 +90,19 @@ class Emulator:
         def run(pointers: Any) -> None:
             offsets = [0] * len(pointers)
             self.memory = bytearray()
-            for place, one in enumerate(plan.kernel_specs()):
-                if pointers[place]:
-                    self.memory += bytes(-len(self.memory) % 64 + 64 + pointers[place] % 64)
-                    offsets[place] = len(self.memory)
-                    self.memory += ctypes.string_at(pointers[place], one.nbytes)
+            for slot, one in enumerate(plan.kernel_specs()):
+                if pointers[slot]:
+                    self.memory += bytes(-len(self.memory) % 64 + 64 + pointers[slot] % 64)
+                    offsets[slot] = len(self.memory)
+                    self.memory += ctypes.string_at(pointers[slot], one.nbytes)
             self.memory += bytes(-len(self.memory) % 64)
             offsets[-1] = len(self.memory)
             self.memory += bytes(lowered.workspace)
             start(offsets)
-            for place in range(op.first_output, len(pointers) - 1):
-                if pointers[place]:
-                    begin, size = offsets[place], plan.specs[place].nbytes
-                    ctypes.memmove(pointers[place], bytes(self.memory[begin : begin + size]), size)
+            for slot in range(op.first_output, len(pointers) - 1):
+                if pointers[slot]:
+                    begin, size = offsets[slot], plan.specs[slot].nbytes
+                    ctypes.memmove(pointers[slot], bytes(self.memory[begin : begin + size]), size)
 
         return run
 

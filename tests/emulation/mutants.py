@@ -95,11 +95,11 @@ def _module(kernel: Any) -> ctypes.c_void_p:
 
 def _variable(module: ctypes.c_void_p, name: str, kind: Any) -> Any:
     """Return a variable of a module; on the software GPU its memory is the process's."""
-    place, size = ctypes.c_uint64(), ctypes.c_size_t()
-    found = (ctypes.byref(place), ctypes.byref(size), module, name.encode())
+    address, size = ctypes.c_uint64(), ctypes.c_size_t()
+    found = (ctypes.byref(address), ctypes.byref(size), module, name.encode())
     if _driver().cuModuleGetGlobal_v2(*found):
         raise RuntimeError(f"the module has no variable {name}")
-    return kind.from_address(place.value)
+    return kind.from_address(address.value)
 
 
 def _driver() -> ctypes.CDLL:

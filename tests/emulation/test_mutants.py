@@ -59,9 +59,9 @@ COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes of rows that are copied ah
 
 def settings() -> list[Setting]:
     found = []
-    for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
+    for direction, all_operands in (("forward", FORWARD), ("backward", BACKWARD)):
         for operands, case, *rest in ROWS:
-            case = (every if operands is EVERY else operands) | case
+            case = (all_operands if operands is EVERY else operands) | case
             found.append(Setting(f"row_norm_{direction}", case, *rest))
         for name, plan in GROUP_PLANS.items():
             case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}

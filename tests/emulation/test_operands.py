@@ -32,10 +32,10 @@ def cases(kernel: str, seed: int | None = None) -> list[Any]:
 def check(kernel: str, case: Any) -> None:
     """Check a case against the oracle, and its results in another order against the first ones."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
-    of = planned.case
-    if case.get("groups", 1) > 1 and of["shape"][-1] > 6000:
-        of["shape"] = (1, 1, 2, of["shape"][-1])
-    call = call_of(kernel, of | case)
+    planned_case = planned.case
+    if case.get("groups", 1) > 1 and planned_case["shape"][-1] > 6000:
+        planned_case["shape"] = (1, 1, 2, planned_case["shape"][-1])
+    call = call_of(kernel, planned_case | case)
     with planned.machine() as launches:
         usual = call.check()
     order = SCHEDULES[draw.choice([*SCHEDULES][1:])]

@@ -79,12 +79,12 @@ def values_of(kernel: str, case: Case) -> dict[str, Any]:
         found |= {"leading axes": len(leading), "axes of a row": len(row)}
         found["size"] = _size(prod(row), prod(row) > _SHARED["row"])
     else:
-        of = case["samples"]
-        found |= {"channels_last": of.channels_last, "channel_axis": of.channel_axis}
-        found |= {"samples": "1" if of.samples == 1 else "some"}
-        found["axes of positions"] = len(of.spatial)
-        line = of.channels if of.channels_last else prod(of.spatial)
-        found["size"] = _size(line, prod(of.shape) > _SHARED["group"])
+        samples = case["samples"]
+        found |= {"channels_last": samples.channels_last, "channel_axis": samples.channel_axis}
+        found |= {"samples": "1" if samples.samples == 1 else "some"}
+        found["axes of positions"] = len(samples.spatial)
+        line = samples.channels if samples.channels_last else prod(samples.spatial)
+        found["size"] = _size(line, prod(samples.shape) > _SHARED["group"])
     return found
 
 

@@ -228,8 +228,8 @@ def results(
     def at(carry: Any, own: Arrays) -> Any:
         return one_step(carry, {**fixed, **own})
 
-    def slices(place: Any) -> Arrays:
-        return {name: one[place] for name, one in stacked.items()}
+    def slices(index: Any) -> Arrays:
+        return {name: one[index] for name, one in stacked.items()}
 
     carry = (fixed["x"], fixed.get("r"))
     if loop == "scan":
@@ -237,6 +237,6 @@ def results(
     elif loop == "fori_loop":
         carry = jax.lax.fori_loop(0, net.steps, lambda i, c: at(c, slices(i)), carry)
     else:
-        for place in range(net.steps):
-            carry = at(carry, slices(place))
+        for index in range(net.steps):
+            carry = at(carry, slices(index))
     return carry if net.uses_stream else carry[:1]

@@ -22,7 +22,7 @@ from tests.support.operands import DTYPES
 # operand is off by at least 4 times as much, see `can_tell`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
 _LEAST = 0.03  # of the largest gradient, that of any operand
-_MOST_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
+_MAX_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
 _PARAMETERS = ("weight", "gate")  # which are about 1
 
 Worlds = frozenset  # the names of operands that have the second of their two values
@@ -66,14 +66,14 @@ class Oracle:
 
     def second(self, world: Worlds[str], wanted: Sequence[str]) -> list[Any]:
         """Return the gradient of the sum of all wanted gradients."""
-        places = [[*self.net.operands].index(name) for name in wanted]
+        argnums = [[*self.net.operands].index(name) for name in wanted]
 
         def total(*arrays: Any) -> Any:
             _, gradients = self._derived(*arrays)
-            return sum(gradients[place].sum() for place in places)
+            return sum(gradients[index].sum() for index in argnums)
 
         with jax.enable_x64(True):
-            found = jax.grad(total, tuple(places))(*_float64(self.values(world)))
+            found = jax.grad(total, tuple(argnums))(*_float64(self.values(world)))
         return [np.asarray(one) for one in found]
 
     def _derived(self, *arrays: Any, kind: Any = Exact, masks: Any = None) -> tuple[Any, Any]:
@@ -104,9 +104,9 @@ class Oracle:
             return False
         for others in self._rounded_otherwise(world):
             off = [abs(gradients[name] - others[name]).max() / largest[name] for name in live]
-            if max(off) > _MOST_ROUNDED * self.tolerance:
+            if max(off) > _MAX_ROUNDED * self.tolerance:
                 return False
-        pairs = [(one, other) for place, one in enumerate(live) for other in live[:place]]
+        pairs = [(one, other) for index, one in enumerate(live) for other in live[:index]]
         for one, other in pairs:
             alike = gradients[one].shape == gradients[other].shape and {one, other} != {"x", "r"}
             if alike and self._is_mistaken(gradients[one], gradients[other]):

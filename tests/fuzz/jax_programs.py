@@ -130,13 +130,13 @@ def _net(draw: random.Random) -> Net:
         if nodes and draw.random() < 0.4:
             node = draw.choice(nodes)  # with the same operands, or with others
             if draw.random() < 0.7:
-                again = {
+                repeat = {
                     name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
                     if use.name != "h"
                     else use
                     for name, use in node.operands.items()
                 }
-                node = node._replace(operands=again)
+                node = node._replace(operands=repeat)
             nodes.append(node._replace(join=_joined(draw)))
         else:
             nodes.append(_node(draw, shape, dtype, operands))
@@ -266,8 +266,8 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
                 **draw.choice(styles),
             )
         )
-    again = draw.choice(runs)  # as before, with other values
-    return (*runs, again._replace(world=1 - again.world))
+    repeat = draw.choice(runs)  # as before, with other values
+    return (*runs, repeat._replace(world=1 - repeat.world))
 
 
 def _threads(draw: random.Random, net: Net, how: str) -> int:

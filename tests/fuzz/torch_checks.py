@@ -131,8 +131,8 @@ def _failure(program: Program) -> Any:
 def simpler(program: Program) -> Iterator[Program]:
     """Yield programs with one thing less."""
     steps = program.steps
-    for place, step in enumerate(steps):
-        others = steps[:place], steps[place + 1 :]
+    for index, step in enumerate(steps):
+        others = steps[:index], steps[index + 1 :]
         if len(steps) > 1:
             yield replace(program, steps=others[0] + others[1])
         changes: list[dict[str, Any]] = [{"join": "none"}] if step.join != "none" else []

@@ -94,10 +94,10 @@ def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
     some = [one for one in some if one != "autocast" or not few]
     if way == "changed":  # these keep no version of what they save, whatever the operation
         some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
-    place = (turn + _WRAPPED.index(way)) % (len(some) + 1)
-    if place == 0:
+    index = (turn + _WRAPPED.index(way)) % (len(some) + 1)
+    if index == 0:
         return ()
-    first, second = some[place - 1], rng.choice(some)
+    first, second = some[index - 1], rng.choice(some)
     return (first, second) if first != second and rng.random() < 0.4 else (first,)
 
 

@@ -65,12 +65,12 @@ def check(function, result, arrays, all_places, kind="numpy", **options):
         return {name: copies[id(array)] for name, array in arrays.items()}
 
     right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
-    for places in all_places:
+    for aliases in all_places:
         copies = put()
-        out = result(**{field: copies[name] for field, name in places.items()})
-        with at(places):
+        out = result(**{field: copies[name] for field, name in aliases.items()})
+        with at(aliases):
             actual = function(**copies, **options, out=out)
-            assert all(getattr(actual, field) is getattr(out, field) for field in places)
+            assert all(getattr(actual, field) is getattr(out, field) for field in aliases)
             for field, array in right.items():
                 assert_same_bits(host(getattr(actual, field)), array, field)
 
@@ -102,9 +102,9 @@ def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
         options = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
         arrays = arrays_of(rows, width, dtype, "dy", "gate", "d_residual")
         arrays |= statistics((rows,), groups) | {"x": draw("x", (rows, width), stream)}
-        places = BACKWARD_PLACES if stream == dtype else WIDER_PLACES
+        aliases = BACKWARD_PLACES if stream == dtype else WIDER_PLACES
         with at(rows, width, groups):
-            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **options)
+            check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, **options)
 
 
 # --- one array for several operands ---------------------------------------------------------------
@@ -127,8 +127,8 @@ def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]
-    places = [{field: name} for field in NormGrads._fields for name in names]
-    check(cunorm.layer_norm_backward, NormGrads, arrays, places, groups=groups)
+    aliases = [{field: name} for field in NormGrads._fields for name in names]
+    check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, groups=groups)
 
 
 # --- where the residual stream begins -------------------------------------------------------------

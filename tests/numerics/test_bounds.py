@@ -125,10 +125,10 @@ LOSING = [  # the activation, its function, and a computation that loses digits
 @pytest.mark.parametrize(("activation", "function", "compute"), LOSING)
 def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, compute):
     z = np.linspace(-8, 8, 2001, dtype=np.float32)
-    wide, error = z.astype(np.float64), gate_error if function == "value" else gate_slope_error
+    z64, error = z.astype(np.float64), gate_error if function == "value" else gate_slope_error
     exact, bound = (
-        getattr(ACTIVATIONS[activation], function)(wide),
-        error(wide, activation, "float32"),
+        getattr(ACTIVATIONS[activation], function)(z64),
+        error(z64, activation, "float32"),
     )
     assert_within(exact.astype(np.float32), exact, bound)
     with pytest.raises(AssertionError, match="times the bound"):

@@ -47,8 +47,8 @@ def assert_as_torch(f, grads, y, t):
 
 
 def leaves(a, *names):
-    wide = {name: getattr(a, name).astype(np.float64) for name in names}
-    return {name: torch.tensor(array, requires_grad=True) for name, array in wide.items()}
+    arrays64 = {name: getattr(a, name).astype(np.float64) for name in names}
+    return {name: torch.tensor(array, requires_grad=True) for name, array in arrays64.items()}
 
 
 # --- row norms ------------------------------------------------------------------------------------

@@ -24,28 +24,28 @@ ULP = 2.0**-23  # of float32, the largest relative size
 
 def llama(x, weight):
     """LlamaRMSNorm of transformers, and Qwen's: round to x's dtype, then multiply by weight."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return weight * wide.to(x.dtype)
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    promoted = promoted * torch.rsqrt(promoted.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * promoted.to(x.dtype)
 
 
 def gemma(x, weight):
     """GemmaRMSNorm of transformers: multiply by 1 + weight, then round."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return (wide * (1.0 + weight.to(wide.dtype))).type_as(x)
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    promoted = promoted * torch.rsqrt(promoted.pow(2).mean(-1, keepdim=True) + EPS)
+    return (promoted * (1.0 + weight.to(promoted.dtype))).type_as(x)
 
 
 def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
     """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py), in a wide type."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    g = torch.nn.functional.silu(gate.to(wide.dtype))
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    g = torch.nn.functional.silu(gate.to(promoted.dtype))
     if not norm_before_gate:
-        wide = wide * g
-    groups = wide.unflatten(-1, (-1, group_size or x.shape[-1]))
+        promoted = promoted * g
+    groups = promoted.unflatten(-1, (-1, group_size or x.shape[-1]))
     rstd = 1 / torch.sqrt(groups.square().mean(-1, keepdim=True) + EPS)
-    wide = (groups * rstd).flatten(-2) * weight.to(wide.dtype)
-    return (wide * g if norm_before_gate else wide).to(x.dtype)
+    promoted = (groups * rstd).flatten(-2) * weight.to(promoted.dtype)
+    return (promoted * g if norm_before_gate else promoted).to(x.dtype)
 
 
 def drawn(*names):

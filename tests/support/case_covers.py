@@ -44,17 +44,17 @@ FACTORS: dict[str, dict[str, Any]] = {
 }
 
 
-def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
-    factors = choices_of(kernel, where, is_seeded=seed is not None)
+def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> list[Case]:
+    """Return a cover of all pairs, with `fixed` over the factors; a seed adds choices."""
+    factors = choices_of(kernel, fixed, is_seeded=seed is not None)
     if seed is not None:
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
     return [_legal(case) for case in pairwise(factors, relevant)]
 
 
-def choices_of(kernel: str, where: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
+def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
     """Return the choices of a cover, by their names; a seeded one has more."""
-    factors = {**FACTORS[kernel], **where}
+    factors = {**FACTORS[kernel], **fixed}
     if not is_seeded:
         return factors
     activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}

@@ -80,9 +80,9 @@ def check_frozen_operands_in_shard_map(mesh):
             for norm in (rms_norm, jax_formulas.rms_norm)
         )
         right = jax.jit(jax.grad(formula, PLACES))(X, WEIGHT, other)
-        for place in (0, 1, 2, 0):
-            found = jax.jit(jax.grad(own, place))(X, WEIGHT, other)
-            assert_close(found, right[place])
+        for argnum in (0, 1, 2, 0):
+            found = jax.jit(jax.grad(own, argnum))(X, WEIGHT, other)
+            assert_close(found, right[argnum])
         assert_close(jax.grad(own, 2)(X, WEIGHT, other), right[2])  # without jit
     y = jax.shard_map(rms_norm, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))(X, WEIGHT)
     assert_close(y, jax_formulas.rms_norm(X, WEIGHT))

@@ -36,8 +36,8 @@ from tests.tooling.mutations import Mutant, Skip, mutants
 
 LIST = Path(__file__).with_name("mutants.toml")
 FOLDERS = ("kernels_cu", "cunorm/_backends/cpu/include/host")
-LEAST = 2  # of each file
-MOST_SECONDS = 1800
+MIN_MUTANTS = 2  # of each file
+MAX_SECONDS = 1800
 # A test that hangs ends the run, whose tests take a minute at most.
 HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
@@ -100,7 +100,7 @@ def all_mutants(skips: list[Skip]) -> dict[str, list[Mutant]]:
 
 def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
     """Return how many are drawn of each file: about as many for each of its mutants."""
-    least = {name: min(LEAST, size) for name, size in sizes.items()}
+    least = {name: min(MIN_MUTANTS, size) for name, size in sizes.items()}
     rest = max(0, count - sum(least.values()))
     left = {name: size - least[name] for name, size in sizes.items()}
     total, given, seen = sum(left.values()), 0, 0
@@ -182,8 +182,8 @@ def _run(
         for number in range(options.jobs):
             trees.put(Tree.made(Path(folder), f"tree{number}", ROOT))
         queues = {name: Shared(iter(some)) for name, some in here.items()}
-        places = [queues[name] for name in here for _ in range(count[name])]
-        return [one for one in pool.map(next_outcome, places) if one]
+        taken = [queues[name] for name in here for _ in range(count[name])]
+        return [one for one in pool.map(next_outcome, taken) if one]
 
 
 class Shared:
@@ -211,7 +211,7 @@ def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
     text = (tree.path / mutant.file).read_text("utf-8")
     with tree.changed(mutant.file, mutant.applied(text)):
         for tests in known.tests_of(mutant.file):
-            ran = tree.pytest(["-x", *HANGS, *shlex.split(tests)], MOST_SECONDS)
+            ran = tree.pytest(["-x", *HANGS, *shlex.split(tests)], MAX_SECONDS)
             if ran.returncode != 0:
                 return made(*verdict(ran))
     return made(SURVIVED, "")

@@ -48,10 +48,10 @@ def code_of(text: str) -> str:
 def closing(code: str, begin: int) -> int:
     """Return where the bracket is closed that is open at `begin`; the code's end if nowhere."""
     depth = 1
-    for place in range(begin, len(code)):
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[place], 0)
+    for index in range(begin, len(code)):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[index], 0)
         if depth == 0:
-            return place
+            return index
     return len(code)
 
 

@@ -89,9 +89,9 @@ def check_tensor_parallel(rank):
     # Sums of some 100 terms, in another order, through four layers; numbers about 10.
     close = partial(torch.testing.assert_close, rtol=0, atol=4 * 10 * 100 * 2.0**-53)
     close(mine, y.chunk(RANKS, 1)[rank])
-    for place in (0, 3):
+    for index in (0, 3):
         for found, expected in zip(
-            split[place].parameters(), whole[place].parameters(), strict=True
+            split[index].parameters(), whole[index].parameters(), strict=True
         ):
             dist.all_reduce(found.grad)
             close(found.grad, expected.grad)

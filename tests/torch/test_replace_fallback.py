@@ -122,8 +122,8 @@ def with_parameters(m):
 
 
 def negated(m):
-    wide = torch.complex(x_of(F64), x_of(F64))
-    return m.to(F64)(wide.conj().imag)
+    complex_x = torch.complex(x_of(F64), x_of(F64))
+    return m.to(F64)(complex_x.conj().imag)
 
 
 def no_items(m):
@@ -206,9 +206,9 @@ def test_each_reason_has_its_warning_but_not_without_end(monkeypatch):
     replace_norms(module)
     calls = dict.fromkeys(module._cunorm_calls, (fail, None))
     monkeypatch.setattr(type(module), "_cunorm_calls", calls)
-    first, second, again, *others = [run(lambda m: m(x_of()), module)[1] for _ in range(102)]
+    first, second, third, *others = [run(lambda m: m(x_of()), module)[1] for _ in range(102)]
     assert [text[-5:] for text in (*first, *second)] == [": one", ": two"]
-    assert not again and others[0] and not others[-1]
+    assert not third and others[0] and not others[-1]
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm", "GroupNorm"])

@@ -48,13 +48,13 @@ class Drawn(nn.Module):
             self.register_parameter(name, values)
 
     def forward(self, x, gate=None):
-        wide = torch.promote_types(x.dtype, F32)
-        g = 1.0 if gate is None else GATES[self.activation](gate.to(wide))
-        y = x.to(wide) * (g if self.position == "pre" else 1.0)
+        compute = torch.promote_types(x.dtype, F32)
+        g = 1.0 if gate is None else GATES[self.activation](gate.to(compute))
+        y = x.to(compute) * (g if self.position == "pre" else 1.0)
         y = rms(y - y.mean(-1, keepdim=True) if self.center else y)
-        y = y.to(x.dtype).to(wide) if self.rounds else y
-        y = y if self.weight is None else y * (self.weight.to(wide) + self.offset)
-        y = y if self.bias is None else y + self.bias.to(wide)
+        y = y.to(x.dtype).to(compute) if self.rounds else y
+        y = y if self.weight is None else y * (self.weight.to(compute) + self.offset)
+        y = y if self.bias is None else y + self.bias.to(compute)
         return (y * (g if self.position == "post" else 1.0)).to(x.dtype)
 
 
@@ -98,12 +98,12 @@ def check_formula(formula, monkeypatch):
             patch.setattr(Drawn, "forward", lambda *_: pytest.fail("its own forward ran"))
             after = results(module, *given)
         unit = torch.finfo(BF16).eps
-        for place, (one, own, right) in enumerate(zip(after, before, exact, strict=True)):
+        for index, (one, own, right) in enumerate(zip(after, before, exact, strict=True)):
             assert one.dtype == own.dtype
             off = (one.double() - own.double()).abs()
             if x_dtype == F32:
                 assert_near(one, right)
-            elif place == 0:
+            elif index == 0:
                 assert (off <= unit * own.double().abs()).all() and (off > 0).sum() <= 8
             else:
                 assert (off <= 4 * unit * own.double().abs().max()).all()

@@ -108,9 +108,9 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_report_says_where_the_own_forward_runs(name):
-    make, where = RUNS[name]
+    make, condition = RUNS[name]
     runs = replace_norms(make()).replaced[0].runs
-    assert runs.split("; ")[-1] == f"its own forward {where}"
+    assert runs.split("; ")[-1] == f"its own forward {condition}"
     assert "own forward" not in replace_norms(LlamaNorm()).replaced[0].runs
 
 

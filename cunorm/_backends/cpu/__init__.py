@@ -24,17 +24,17 @@ _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Stru
 def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
     """Return a function that runs kernels, one after the other."""
     entries = libraries(call.launch.build for call in calls)
-    words, tasks, places = b"", [], []
+    words, tasks, relocations = b"", [], []
     last: KernelArgs | None = None
     first_word = 0
     for call, entry in zip(calls, entries, strict=True):
         if call.args is not last:
             last, first_word = call.args, len(words) // _WORD
             words += last.data
-            places += [_PLACE.pack(first_word + word, array) for word, array in last.relocations]
+            relocations += [_PLACE.pack(first_word + word, slot) for word, slot in last.relocations]
         tasks.append(_TASK.pack(entry.blocks, call.launch.grid, first_word, call.parts))
-    head = _LIST.pack(len(tasks), len(places), len(words) // _WORD)
-    listed = b"".join((head, *tasks, *places, words))
+    head = _LIST.pack(len(tasks), len(relocations), len(words) // _WORD)
+    listed = b"".join((head, *tasks, *relocations, words))
     run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
     most = max(1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid for call in calls)
     if most > 1:

@@ -90,7 +90,7 @@ def _cgroup_cores() -> int | None:
     except OSError:  # a container may not know its group
         lines = []
     group = _CGROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
-    quotas = [_quota(place) for place in (group, *group.parents)]
+    quotas = [_quota(folder) for folder in (group, *group.parents)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
