@@ -2,8 +2,8 @@
 """The picture of the accuracy report: worst errors over the kinds of data.
 
 Each operator has a line of panels, each result and dtype a column, each provider a colour. A line
-joins the means; other kinds of data are single marks. Of an operator's shapes the largest row is
-drawn, and activations, which have one width, beside it.
+joins the means; other kinds of data are single marks. Each operator shows its largest row, and
+beside it the activations, which have only one width.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
 
 
 def _ulp_axis(panel: Axes) -> None:
-    """Set the limits and labels of a logarithmic axis; below half an ulp lies nothing of note."""
+    """Set the limits and labels of a logarithmic axis, which begins near half an ulp."""
     top = max(panel.get_ylim()[1], 5)
     few, many = ("0.5", "1", "2", "5", "10", "20", "50"), ("1", "100", "1e4", "1e6", "1e8")
     labels = [label for label in (many if top > 100 else few) if float(label) <= top]

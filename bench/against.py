@@ -2,11 +2,11 @@
 """`python -m bench against CHECKOUT`: cunorm here and in another checkout, in turns on a CPU.
 
 Both are imported into one process and get the same tensors and threads; each is first checked
-against the oracle. A ratio is this checkout's time over the other's. A time is the 20th percentile
-of the turns: other work on the machine only adds to times, and can double the median of the same
-code. A point beyond the limit is timed twice more at the end, and the median of its three ratios
-counts. The exit status is 1 if the mean of all points or one point is beyond its limit, or if a
-call failed.
+against the oracle. A ratio is this checkout's time divided by the other's. A time is the 20th
+percentile of the turns, because other work on the machine only adds to times and can double the
+median. A point beyond the limit is timed twice more at the end, and the median of its three ratios
+counts. The exit status is 1 if a point or the mean of all points is beyond its limit, or if a call
+failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = list(dict.fromkeys(operator.name for operator in OPERATORS))
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest ratios that are no loss."""
+    """The largest ratios that do not count as slower."""
 
     mean: float
     point: float

@@ -62,7 +62,7 @@ class Device(Protocol):
         """Copy arrays of the host to the device."""
 
     def copies(self, point: Point) -> list[Call]:
-        """Return a copy of as many bytes for each set."""
+        """Return a copy of as many bytes as a call moves, for each set."""
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turn of the calls."""
@@ -103,7 +103,7 @@ def time_point(
         try:
             calls = provider.calls(point.operator, point.direction, view_all(provider, sets))
             turns[provider.name] = device.turn(calls, provider.wait)
-        except Exception as error:  # of any kind, as it is another library's
+        except Exception as error:  # another library may raise anything
             failures.append(Failure(point, provider.name, error))
     times = take_turns(turns, seconds)
     by_name = {provider.name: provider for provider in usable}
@@ -134,7 +134,7 @@ def check(
             if not error <= TOLERANCE[small.dtype]:
                 raise ArithmeticError(f"wrong by {error:.1e} of the largest value")
             errors[provider.name] = error
-        except Exception as error:  # of any kind, as it is another library's
+        except Exception as error:  # another library may raise anything
             failures.append(Failure(point, provider.name, error))
     return errors, failures
 
@@ -146,7 +146,7 @@ def _error(
     host: Operands,
     expected: dict[str, dict[str, Any]],
 ) -> float:
-    """Return a provider's error; `expected` caches the oracle's results."""
+    """Return a provider's error; cache the oracle's results in `expected`."""
     computed, direction = provider.computes(point.operator), point.direction
     if computed.name not in expected:
         expected[computed.name] = oracle(computed, direction, host)

@@ -64,7 +64,7 @@ def run(operators: Sequence[Operator], device: Cpu, out: Path | None) -> int:
 
 
 def environment(device: Cpu) -> Environment:
-    """Return the facts of the measurement."""
+    """Return the environment of the measurement."""
     return machine.environment(device, [autograd.Torch()])
 
 
@@ -118,7 +118,7 @@ def figures(found: Times) -> Figures:
 
 
 def with_difference(found: Figures) -> Figures:
-    """Add the difference of `cunorm.torch.rms_norm` and a function that does nothing."""
+    """Add the difference between `cunorm.torch.rms_norm` and a function that does nothing."""
     more: Figures = {}
     for kind in dict.fromkeys(key[2] for key in found):
         ours, empty = (found[call, SHAPE, kind] for call in (OURS, EMPTY))

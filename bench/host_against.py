@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The host cost of small calls, here and in another checkout: medians and ratios.
 
-Each checkout has its own processes, with this bench. The two processes of a pair take turns run by
-run, so that other work on the machine slows both. There are several pairs, as a process may be slow
-for all of its life.
+Each checkout has its own processes, which run this bench. The two processes of a pair alternate
+after each run, so that other work on the machine slows both. There are several pairs, because a
+process may be slow for its whole life.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Worker:
 
 
 def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> list[Times]:
-    """Return the times of each checkout's calls; the first round of a pair warms up."""
+    """Return the times of each checkout's calls; the first round of a pair is a warmup."""
     rounds: list[Times] = []
     order = random.Random(0)
     for _ in range(PAIRS):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
-Calls repeat on the same arrays, except for two of `rms_norm`: `out=` is new memory in each call, or
-x has a new number of rows. Their arrays are allocated before the clock starts and stay alive, so
-that no address occurs twice.
+Calls repeat on the same arrays, with two exceptions for `rms_norm`: `out=` is new memory in each
+call, or x has a new number of rows. Their arrays are allocated before the clock starts and stay
+alive, so that no address occurs twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
 
 
 def serve(names: Sequence[str], threads: int) -> None:
-    """Print the keys of timers; then read numbers, and print the result of the timer of each."""
+    """Print the keys of timers; then read numbers, and print the result of each number's timer."""
     torch.set_num_threads(threads)
     cunorm.set_num_threads(threads)
     found = timers([one for one in cases.OPERATORS if one.name in names])

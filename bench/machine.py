@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The facts of a measurement: date, commit, device and versions."""
+"""The environment of a measurement: date, commit, device and versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Environment:
 
 
 def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
-    """Return the facts of a device and of the software."""
+    """Return the environment: the device and the software."""
     versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
     for provider in providers:
         if provider.distribution:

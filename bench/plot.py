@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench plot`: GB/s over the size of x, as an SVG, from a CSV of timings.
 
-Each operator, direction and dtype has a panel, each provider a colour. If several shapes have one
-size, the line goes through their geometric mean, and a thin upright line spans their range.
+Each operator, direction and dtype has a panel, each provider a colour. If several shapes have the
+same size, the line goes through their geometric mean, and a thin vertical line spans their range.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _only(rows: list[Row], column: str, names: str | None) -> list[Row]:
 
 
 def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
-    """Write a figure; the same one gives the same bytes, whatever the user's matplotlibrc has."""
+    """Write a figure; its bytes do not depend on the user's matplotlibrc."""
     try:
         import matplotlib
     except ImportError as error:
@@ -106,7 +106,7 @@ def _smaller(svg: str) -> str:
 
 
 def _rounded(tag: re.Match[str]) -> str:
-    """Return a tag with shorter numbers; text between tags stays, as it may have versions."""
+    """Return a tag with shorter numbers; text between tags stays: it may contain versions."""
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
 
 
@@ -185,7 +185,7 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return the providers to draw, cunorm last and so on top; not ungated, as its bytes differ."""
+    """Return the providers to draw, cunorm last, so on top; not ungated, whose bytes differ."""
     there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
     return sorted(there, key=lambda provider: (provider == "cunorm", provider))
 

@@ -48,7 +48,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Wrap a line to the width of the screen, between figures."""
+    """Wrap a line to the width of the screen, without splitting figures."""
     indent = 45 * " "
     pieces = textwrap.wrap(line, 120, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(pieces).replace(_GLUE, " ")
@@ -81,7 +81,7 @@ def _line(found: Timed, base: str, peers: Sequence[str]) -> str:
 
 
 def _ratio(found: Timed, name: str, other: str) -> str:
-    """Return one's time over the other's; empty if either was not timed."""
+    """Return one provider's time divided by another's; empty if either was not timed."""
     if name not in found or other not in found:
         return ""
     return f"{found[name].p50_us / found[other].p50_us:.2f}"
@@ -90,8 +90,8 @@ def _ratio(found: Timed, name: str, other: str) -> str:
 def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
     """Group the points by operator, direction and dtype, then over all operators.
 
-    Operators with a gate have groups of their own, as their goals differ. So does each group norm,
-    over both orders of its axes in memory.
+    Operators with a gate have their own groups, because their goals differ. So does each group
+    norm, over both orders of its axes in memory.
     """
     groups: dict[tuple[str, str, str], list[Timed]] = {}
     of_all: dict[tuple[str, str, str], list[Timed]] = {}

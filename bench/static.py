@@ -2,8 +2,8 @@
 """`python -m bench static`: the GPU plans as NVRTC compiles them, and a gate, without a GPU.
 
 The exit status is 1 if a plan spills, has a stack frame, or accesses arrays as large as x in
-narrower pieces than alignment and the plan's pack allow; with --goals, also if loads of a row norm
-stand behind its stores, or a prediction misses a goal.
+smaller pieces than alignment and the plan's pack allow. With --goals it is also 1 if a row norm
+loads after its first store, or if a prediction misses a goal.
 
 Counts of the SASS (static_reads.py, static_packs.py) need nvdisasm:
 `pip install nvidia-cuda-nvdisasm`. --check works without it. From these counts a model (model.py)
@@ -35,7 +35,7 @@ from bench.static_rows import (
 from bench.static_sass import MISSING, disassembler
 from bench.static_summary import changes, goals_table, missed_goals, row_lines, summary
 
-# --check: registers may differ from the table's by so many, as one version of NVRTC comes in
+# --check: registers may differ from the table's by this many, as one version of NVRTC comes in
 # several builds; the columns of _SAME must be equal.
 _REGISTERS = 8
 _SAME = ("spill_stores", "spill_loads", "stack", "planned_bytes", "narrowest_bytes", "narrowed")

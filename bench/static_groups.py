@@ -68,7 +68,7 @@ def call_traffic(plan: Plan) -> Traffic:
 
 
 def count_executed(plan: Plan, sass: str) -> Work | None:
-    """Return what a warp runs; None without a disassembly or with packs that are too small."""
+    """Return what a warp runs; None without a disassembly, or if packs are too small."""
     operands, pack = plan.row_operands(), plan.number("PACK")
     if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < MIN_BYTES:
         return None
@@ -93,7 +93,7 @@ def _counts(plan: Plan, sass_of: Sass) -> Work:
 
 
 def _launch(plan: Plan, gpu: Gpu, found: Work, blocks_per_sm: int) -> tuple[Round, Grid]:
-    """Return what a block does, and how the blocks lie on multiprocessors."""
+    """Return the work of a block, and how blocks are distributed over multiprocessors."""
     traffic, elements = plan.traffic(), block_elements(plan)
     from_l2 = plan.before is not None and _fits_l2(plan, plan.chunk)
     writes = 0 if plan.step == "find" else traffic.writes
@@ -107,7 +107,7 @@ def _launch(plan: Plan, gpu: Gpu, found: Work, blocks_per_sm: int) -> tuple[Roun
 
 
 def _fits_l2(plan: Plan, samples: int) -> bool:
-    """Whether L2 keeps what a launch reads of so many samples."""
+    """Whether L2 keeps what a launch reads of that many samples."""
     return l2_keeps(plan.architecture, samples * _sample_elements(plan) * plan.traffic().reads)
 
 

@@ -59,7 +59,7 @@ def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
 
 
 def _global_accesses(ptx: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield of each access: ld or st, its bytes, its address, and the instruction."""
+    """Yield for each access: ld or st, its bytes, its address, and the instruction."""
     for found in _INSTRUCTION.finditer(ptx):
         code, operands = found["code"], found["operands"]
         if access := _ACCESS.match(code):

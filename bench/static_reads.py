@@ -5,9 +5,9 @@ All counts are along the path of a row (static_paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
   new_residual, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
-  nor do asynchronous copies, as they are of a later row.
-- Instructions are the warp instructions of a row. If blocks walk several rows, a row also has its
-  share of what the block runs once. Predicated instructions count, slow paths do not.
+  nor do asynchronous copies, which read a later row.
+- Instructions are the warp instructions of a row. If blocks walk several rows, each row also gets
+  its share of what the block runs once. Predicated instructions count, slow paths do not.
 - Loads of row operands are in flight together until one of them is needed; later loads wait again.
 """
 
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
     late_loads
         Late loads in the SASS, each counted once.
     work, work_once
-        On the path of a row, and outside of it: a block does the latter once.
+        On the path of a row; outside of it, which a block runs once.
     loaded
         Bytes of row operands that are loaded to registers.
     waits
@@ -102,9 +102,9 @@ def read(text: str, architecture: str, operands: Operands) -> Counts:
 
 
 def _operand(slots: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
-    """Return the pointer of an access; if several are possible, the one of a row operand.
+    """Return the pointer of an access; if several are possible, that of a row operand.
 
-    If rows are staged, a plain load prefers the other pointers: it reads a row's statistics.
+    If rows are staged, a plain load prefers other pointers, because it reads statistics.
     """
     return min(
         slots, key=lambda slot: ((slot in operands.rows) != prefers_rows, slot), default=None
@@ -147,7 +147,7 @@ def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
 
 
 def loads_at_once(text: str, architecture: str, slot: int, pointers: frozenset[int]) -> float:
-    """Return how many loads of an argument's array are in flight together, in the busiest block.
+    """Return how many loads of an argument's array one basic block has in flight, at most.
 
     The block with most such loads is the body of a loop that the compiler unrolled.
     """

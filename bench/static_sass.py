@@ -121,7 +121,7 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """Return the blocks of the kernel, the first function of a text; block 0 is its entry.
 
-    The functions behind it, slow paths of divisions and roots, are left out.
+    The functions after it, slow paths of divisions and roots, are left out.
     """
     found, labels = [Block()], {}
     for item in _items(text):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Columns of the static table from the SASS of a plan, on a GPU that the model has.
 
-`instructions` are a warp's instructions for one row, times 32 over the warp's elements of the row:
-a thread's instructions for each element. If blocks walk several rows, the instructions that run
-once are spread over these; a forward's block takes one row.
+`instructions` are a warp's instructions for one row, times 32, divided by the warp's elements of
+the row: a thread's instructions per element. If blocks walk several rows, the instructions that run
+once are divided among them; a forward's block takes one row.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _operands(plan: Plan) -> Operands:
 
 
 def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
-    """Return how a launch's rounds lie on multiprocessors; blocks walk rows, or have one each."""
+    """Return how rounds are distributed over multiprocessors: blocks walk rows or take one each."""
     of_block = plan.threads / _team(plan)
     most = ceil(plan.grid / gpu.sm_count)
     return Grid(
@@ -83,14 +83,14 @@ def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
 
 
 def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
-    """Return what a team does for a row: a block of it, or a warp that has several."""
+    """Return the work for a row by a block of its team, or by a warp that has several rows."""
     traffic, passes, elements = plan.traffic(), _passes(plan), _team(plan) * _share(plan)
     reads = float(traffic.reads)
     resident = grid.at_once * gpu.sm_count * elements * reads
     if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
         reads = max(reads, found.loaded / _share(plan))
-    # What is read again comes from L2, unless that overflows. So do parameters, unless all blocks
-    # begin together.
+    # The second read of a row comes from L2, unless that overflows. So do parameters, unless all
+    # blocks start together.
     read_twice = 0.0
     if plan.regime == STREAMED:
         read_twice = 1 - min(1.0, reads * _share(plan) / found.loaded)
@@ -109,7 +109,7 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
 
 
 def _team(plan: Plan) -> int:
-    """Return the threads that work on a row together: of a block, or a warp with several rows."""
+    """Return the threads that work together: a block, or a warp that has several rows."""
     return max(32, min(plan.threads, plan.number("THREADS_PER_ROW")))
 
 

@@ -145,7 +145,7 @@ def row_lines(rows: list[Row]) -> str:
 
 
 def changes(old: list[Row], new: list[Row]) -> str:
-    """Return a line for each launch whose time, by the model, differs by more than a percent."""
+    """Return a line for each launch whose predicted time differs by more than a percent."""
     before = {(row.gpu, row.key): row for row in old if row.microseconds}
     lines = []
     for row in new:

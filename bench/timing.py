@@ -92,7 +92,7 @@ def _time_points(
 ) -> Iterator[tuple[list[Row], list[Failure]]]:
     """Yield the rows and failures of each point, until the time is over.
 
-    Points may become equal if memory is too small for them; these are timed once.
+    If memory is too small, points shrink and may become equal; equal points are timed once.
     """
     from bench import engine
 

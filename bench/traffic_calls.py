@@ -43,7 +43,7 @@ _ROWS = {
 
 
 class Call(NamedTuple):
-    """A call of an operator; a group norm's is of one sample."""
+    """A call of an operator; of a group norm, on one sample."""
 
     operator: Operator
     direction: str
@@ -98,7 +98,7 @@ def count(call: Call) -> Count:
 
 
 def _others(launches: list[Launch], large: set[int]) -> int:
-    """Add up the bytes of other arrays that a kernel touches, each once, in its largest launch."""
+    """Add up the bytes of other arrays that a kernel's largest launch touches, each once."""
     most: dict[tuple[str, int], int] = {}
     for launch in launches:
         for found in launch.ranges:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which arrays of a call share memory: byte extents are compared, then a bounded exact solve."""
+"""Finds arrays of a call that share memory: by byte extents, then by a bounded exact solver."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,7 @@ class OverlapCheck:
         aliases: dict[int, tuple[int, ...]],  # as a Plan has them
     ) -> None:
         self.function, self.names, self._aliases = function, names, aliases
-        # The places and specs of two arrays, and the bounds of the difference of their addresses
-        # between which they may meet.
+        # For each pair: slots, specs, and the range of address differences with a possible overlap.
         self._pairs = []
         for output in range(first_output, len(specs)):
             for other in (*range(first_output, output), *range(first_output)):
@@ -50,7 +49,7 @@ class OverlapCheck:
 
 @memoize()
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
-    """Whether two arrays share memory, the first lying so many bytes behind the second."""
+    """Whether two arrays share memory if the first begins `difference` bytes after the second."""
     base = 1 << 60  # NumPy compares extents, and reads nothing there
     first = host_array(ArrayView(base + difference, a, None, None, writable=False))
     second = host_array(ArrayView(base, b, None, None, writable=False))
@@ -61,7 +60,7 @@ def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
 
 
 def _extent(spec: TensorSpec) -> tuple[int, int]:
-    """Return where the first byte lies, and the end of the last one, from the first element."""
+    """Return the lowest byte offset from the first element, and the end of the highest."""
     steps = [stride * (size - 1) for size, stride in zip(spec.shape, spec.strides, strict=True)]
     lowest = sum(step for step in steps if step < 0)
     highest = sum(step for step in steps if step > 0) + 1

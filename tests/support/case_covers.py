@@ -64,9 +64,9 @@ def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dic
 
 
 def _legal(case: Case) -> Case:
-    """Return a valid case: a result has the dtype of the array that it is written over.
+    """Return a valid case: a result written over an array has that array's dtype.
 
-    Where no operand of those in `needs` is there, x is another, so that there is a result.
+    If none of the operands in `needs` is present, add x, so that there is a result.
     """
     more, needs = {}, case.get("needs", ("x",))
     if not any(name == "x" or case.get(name) for name in needs):

@@ -31,14 +31,14 @@ _NORM = {
 }
 # Options of the statistics.
 _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
-# The default case. A dtype of None: an absent operand; for a result, the dtype of x or, for a
+# The default case. A dtype of None means an absent operand; for a result, the dtype of x or, for a
 # gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
-# in that dtype. `shape` ends with the width of a group, before which named layouts have three axes;
-# a group norm has `samples`. `layouts` is the layout of all operands, or the index of the first
-# one's; or functions that allocate an array of a shape and dtype, in turn, with those of results
-# under `results`. `given` are the results that get arrays; None: all but the statistics. `picked`
-# are the indices of the rows or samples to keep; None: all. `values` are the numbers of x and of
-# the residual, times `scale`; dy and d_residual are times `dy_scale`.
+# in that dtype. `shape` ends with the width of a group (named layouts have three axes before it);
+# group norms have `samples` instead. `layouts` is the layout of all operands, or the index of the
+# first operand's; or a tuple of functions, used in rotation, that allocate an array given its shape
+# and dtype (those for results are in `results`). `given` are the results that get arrays; None: all
+# but the statistics. `picked` are the indices of the rows or samples to keep; None: all. `values`
+# are the numbers of x and residual, times `scale`; `dy_scale` is a factor of dy and d_residual.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -80,7 +80,7 @@ class Call(NamedTuple):
         return inputs | self.options | given
 
     def check_memory(self, written: Sequence[Placed | None] = ()) -> None:
-        """Check that no array but these is written, and no memory between their elements."""
+        """Check that only these arrays are written, and no memory between their elements."""
         for placed in self.arrays:
             placed.check(written=any(placed is other for other in written))
 
@@ -239,7 +239,7 @@ def _call(
     expected: Callable[[], Expected],
     before: dict[str, Placed],
 ) -> Call:
-    """Return the call with the places of the results that the case gives arrays for."""
+    """Return the call, with arrays for the results that the case gives arrays for."""
     function, inputs, options = called
     kept = {*before} if case["given"] is None else {*before, *case["given"]}
     if case["given"] is None or case["in_place"]:
@@ -293,7 +293,7 @@ def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, P
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Subtract the former values from sums: the value nearest to the exact one that rounds so."""
+    """Subtract former values from sums; of all that round to a sum, take the nearest to exact."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))

@@ -65,7 +65,7 @@ def check_shard_map(mesh):
 
 
 def check_frozen_operands_in_shard_map(mesh):
-    """Check the gradient of each operand of two norms, of which each is asked for alone."""
+    """Check the gradient of each operand of two norms, each requested alone."""
     other = jnp.flip(WEIGHT)
 
     def total(norm, x, weight, other):

@@ -16,7 +16,7 @@ def drawn(*shape, seed=0, dtype=F32):
 
 
 def assert_near(actual, exact):
-    """Check a result to 32 roundings of the largest element, and the rounding of the store.
+    """Check a result to 32 roundings of the largest element plus the rounding of the store.
 
     Kernels make 8 roundings of the largest term in y and 16 in a gradient. In these sums of random
     numbers, the largest term is at most about twice the largest result.
