@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are more than their memory, or on another device, as any operand or result."""
+"""Arrays that are not plain memory, or on another device, as any operand or result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STATES = [
 
 
 def tensor_arguments(call):
-    """Yield of each array of a call: its container, its key, and its name in errors."""
+    """Yield for each array of a call: its container, its key, and its name in errors."""
     for named in (call.arrays, call.out):
         for key in arrays_of(named):
             label = "out" if call.result is None else f"out.{key}"

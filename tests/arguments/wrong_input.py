@@ -64,7 +64,7 @@ def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = Non
 
 
 def gated(argument: str, expected: str, values: Any) -> Cases:
-    """Yield each error with a gate and without: options of a gate are checked in both cases."""
+    """Yield each error with and without a gate: a gate's options are checked in both cases."""
     for case in wrong(argument, NAME, expected, values):
         yield case
         yield case._replace(change=case.change | {"gate": None})

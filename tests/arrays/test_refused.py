@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Arrays that differ from their memory, and objects that are no arrays: errors name the fix.
 
-Each is passed to `rms_norm` twice, as no cached call may accept the second. Further objects and
-dtypes are in tests/arguments/wrong_input.py.
+Each is passed to `rms_norm` twice, because a cached call might accept the second. Further objects
+and dtypes are in tests/arguments/wrong_input.py.
 """
 
 from __future__ import annotations

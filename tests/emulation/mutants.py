@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Mutants of a kernel: its text without one barrier or guard.
 
-One text has all mutants, and is compiled once for a build; an int selects the mutant at run time.
+One text contains all mutants and is compiled once per build; an int selects the mutant at run time.
 """
 
 from __future__ import annotations

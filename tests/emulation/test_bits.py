@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of a row or sample have the same bits in any layout, among any rows, in any grid."""
+"""A row or sample has the same bits in any layout, among any other rows, and in any grid."""
 
 from __future__ import annotations
 

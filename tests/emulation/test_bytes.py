@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once; a streamed row's inputs of sums are read twice."""
+"""A row norm moves each element once; of streamed rows, the inputs of sums are read twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every kind of plan gives right results for every pair of choices of operands and options.
 
-A case is one build or more, run with several rows in some memory layout, in lockstep and in another
-order. Idle choices of a case are passed too, if they are valid.
+A case is one or more builds, run with several rows in some memory layout, in lockstep and in
+another thread order. Choices without effect in a case are also passed, if they are valid.
 """
 
 from __future__ import annotations

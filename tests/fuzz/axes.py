@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The one list of what the fuzzer of calls draws; `python -m tests.fuzz.axes` counts draws of it.
+"""The list of everything that the fuzzer draws; `python -m tests.fuzz.axes` counts its draws.
 
-An axis has the values that a case may have of it. Numbers without a list of their own, as sizes,
-and memory are counted by kind.
+An axis lists the values that a case may have. Values without a list, such as sizes, and memory
+layouts are counted by kind.
 """
 
 from __future__ import annotations

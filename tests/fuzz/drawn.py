@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Strategies of cases: a build, and all that is not compiled in.
+"""Strategies for cases: a build, and everything that is not compiled in.
 
 `axes.py` lists what is drawn, and `python -m tests.fuzz.axes` counts it.
 """
@@ -35,7 +35,7 @@ LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
 
 @cache
 def builds_of(kernel: str, seeds: int) -> list[Case]:
-    """Return the builds that are drawn from: those of a cover, and of so many further ones."""
+    """Return the builds to draw from: those of a cover, and some further ones."""
     more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
     return [*machine_builds(kernel), *more]
 

@@ -25,7 +25,7 @@ class Use(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A norm, and what joins it to the next."""
+    """A norm, and how it is connected to the next."""
 
     op: str
     options: dict[str, Any]
@@ -44,7 +44,7 @@ class Operand(NamedTuple):
 
 
 class Net(NamedTuple):
-    """Norms one after the other, the whole taken `steps` times; x and r are operands."""
+    """A sequence of norms, repeated `steps` times; x and r are operands."""
 
     shape: tuple[int, ...]
     dtype: str  # of all between the norms
@@ -84,7 +84,7 @@ class Ours:
 
 
 class Exact:
-    """All is float64; what is stored in a half precision is rounded to it, as is its gradient."""
+    """Everything is float64; values stored in half precision, and their gradients, are rounded."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:

@@ -27,7 +27,7 @@ def x64(net: Net) -> Any:
 
 
 def in_threads(oracle: Oracle, run: Run) -> list[Any]:
-    """Return the results of threads that do the same, each tracing what it runs."""
+    """Return the results of threads that run the same, each with its own trace."""
     barrier, found, errors = threading.Barrier(run.threads), [], []
 
     def work() -> None:
@@ -54,7 +54,7 @@ def in_threads(oracle: Oracle, run: Run) -> list[Any]:
 
 
 def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
-    """Return what a run gives; functions are kept for runs to come, as a training loop has them."""
+    """Return the results of a run; keep its functions for later runs, as a training loop does."""
     style = (run.loop, run.of_step, run.of_all)
     if style not in kept:
         kept[style] = _function(oracle.net, *style)
@@ -75,7 +75,7 @@ def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
 
 
 def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Return a function of the arrays at some places, the others constants; and these arrays."""
+    """Return a function of the arrays in `argnums`, the others constant; and these arrays."""
 
     def bound(*own: Any) -> Any:
         given = dict(zip(argnums, own, strict=True))
@@ -114,7 +114,7 @@ def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]
 
 
 def _wrapped(wraps: Sequence[str], other: Any, x_of: Any, function: Callable[..., Any]) -> Any:
-    """Return a function under transformations, of which cond has another function."""
+    """Return a function under transformations; `cond` also gets another function."""
     for wrap in reversed(wraps):
         if wrap == "jit":
             function = jax.jit(function)

@@ -91,7 +91,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """Of twice x, and four times eps, y is the same."""
+    """For twice x and four times eps, y is the same."""
     if call.inputs.get("d_residual") or _has_float16(result):
         return False
     _scale(call.inputs, ("x", "residual", "mean"), 2)
@@ -170,7 +170,7 @@ def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) 
 
 
 def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """The functions of a norm's own name have the bits of the general one."""
+    """A named norm gives the bits of the general one."""
     name = "layer_norm" if case["center"] else "rms_norm"
     has_other = case["c"] is not None or (name == "rms_norm" and case["bias"])
     if has_other or _accumulated(case):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Random networks of norms for PyTorch: what is drawn, and how it is run by cunorm or by formulas.
+"""Random networks of norms for PyTorch: what is drawn, and how cunorm or formulas run it.
 
-A `Program` is text: its repr makes it again. `Net` interprets it by cunorm.torch, or by formulas of
-plain PyTorch in any dtype, of which that in float64 is the oracle.
+A `Program` can be rebuilt from its repr. `Net` interprets it with cunorm.torch, or with formulas of
+plain PyTorch in any dtype; those in float64 are the oracle.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Program:
 
 
 def leaf(program: Program, name: str, salt: int = 0, batch: tuple[int, ...] = ()) -> Any:
-    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm is of noise."""
+    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm amplifies noise."""
     shape = (WIDTH, WIDTH) if name == "l" else PARAMETERS.get(name[0], SHAPE)
     *rest, last = shape
     sizes = {"sliced": (*rest, last + 2), "stepped": (*rest, 2 * last), "transposed": shape[::-1]}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Ways to run a network by PyTorch: each returns results and gradients by name.
 
-A way takes a `Run`, by cunorm or by formulas. What only cunorm is to bear, as a trace, formulas do
-without.
+A way takes a `Run`, by cunorm or by formulas. Formulas skip what only cunorm is tested for, such as
+tracing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parts(run: Run) -> Results:
 
 
 def repeated(run: Run) -> Results:
-    """Go backward twice through a graph, which adds up."""
+    """Go backward twice through a graph; gradients add up."""
     outputs = run.outputs()
     for retain_graph in (True, False):
         run.backward(outputs, retain_graph=retain_graph)
@@ -86,7 +86,7 @@ def hooked(run: Run) -> Results:
 
 
 def changed(run: Run) -> Results:
-    """Change a leaf or a result in place after the forward: an error, or no other gradient."""
+    """Change a leaf or a result in place after the forward: an error, or the same gradient."""
     outputs = run.outputs()
     before = results([one.clone() for one in outputs])
     if run.by == "cunorm":

@@ -71,7 +71,7 @@ def cluster(builds: list[KernelBuild], kernel: str) -> int:
 
 
 def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
-    """Expect clusters of so many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
+    """Expect clusters of that many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of some operands while others are frozen, in changing order in one process.
 
-JAX keeps what it traced, and traces no call again for other operands; each gradient must be that of
-the operands it is asked for, all the same.
+JAX caches its traces, and does not trace a call again for other operands; nevertheless each
+gradient must be that of the requested operands.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""More than 2**31 elements in a call, and rows and groups of very many."""
+"""Calls with more than 2**31 elements, and very long rows and large groups."""
 
 from __future__ import annotations
 

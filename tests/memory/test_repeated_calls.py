@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Repeated calls of all sorts, in any order, give the results of calls without caches.
 
-Most of a call is cached by its options, and by the specs and alignment of its arrays. Here each
-call, valid or wrong, differs in one thing from an earlier one. At the end each is made once more
-with empty caches: errors are the same, results have the same bits.
+Most of a call is cached, keyed by its options and by the specs and alignment of its arrays. Here
+each call, valid or wrong, differs from an earlier one in a single way. At the end each is repeated
+with empty caches: errors must be the same, and results must have the same bits.
 """
 
 from __future__ import annotations

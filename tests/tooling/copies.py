@@ -39,7 +39,7 @@ def copy_tree(copy: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the working tree in a folder, which has the caches of compiled kernels, too."""
+    """A copy of the working tree in a folder that also has the caches of compiled kernels."""
 
     path: Path
     folder: Path
@@ -69,7 +69,7 @@ class Tree:
             path.write_text(before, "utf-8")
 
     def pytest(self, arguments: Sequence[str], seconds: float = _MAX_SECONDS) -> Ran:
-        """Run tests; a run that takes longer is stopped, with all that it has started."""
+        """Run tests; stop a run that takes longer, with all processes that it has started."""
         command = [sys.executable, *PYTEST, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process_options = {"cwd": self.path, "env": self.environment(), "start_new_session": True}

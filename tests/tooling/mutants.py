@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""`python -m tests.tooling.mutants`: where a token of a kernel is another, some test fails.
+"""`python -m tests.tooling.mutants`: changing a token of a kernel makes some test fail.
 
 Mutants of all kernels and headers are drawn, more of long files, and at least two of each. Each is
-made in a copy of the working tree. The tests of its file in `mutants.toml` run there, the likeliest
-to fail first, up to the first failure. A mutant that does not compile is replaced by the next of
-its file. One that survives is listed in `mutants.toml` with the reason why no test can see it, or
-ends the run in status 1. A seed gives the same mutants of the same text, and nearly the same of
-another.
+made in a copy of the working tree. The tests listed for its file in `mutants.toml` run there, those
+most likely to fail first, up to the first failure. A mutant that does not compile is replaced by
+the next one of its file. If a mutant survives, the exit status is 1, unless `mutants.toml` lists it
+with the reason why no test can see it. A seed gives the same mutants of the same text, and nearly
+the same of a changed text.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _place(seed: str, mutant: Mutant) -> bytes:
-    """Return by what mutants are sorted: they keep their order when others come and go."""
+    """Return the sort key of a mutant, which does not depend on other mutants."""
     return hashlib.sha256(f"{seed} {mutant.file} {mutant.change}".encode()).digest()
 
 
@@ -154,7 +154,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _run(
     drawn: dict[str, list[Mutant]], options: argparse.Namespace, known: Settings
 ) -> list[Outcome]:
-    """Run the tests of so many mutants, several at the same time in copies of their own."""
+    """Run the tests of the drawn mutants, several in parallel, each in its own copy."""
     from tests.tooling.regions import compiled_lines, macros_here
 
     machines = macros_here()
@@ -218,7 +218,7 @@ def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
 
 
 def verdict(ran: Ran) -> tuple[str, str]:
-    """Return what a run says that did not pass, and the test that failed, hung or crashed."""
+    """Return the outcome of a run that did not pass: which test failed, hung or crashed."""
     if _INVALID.search(ran.stdout + ran.stderr):
         return INVALID, ""
     if failed := FAILED.search(ran.stdout):
