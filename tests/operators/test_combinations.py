@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tests.support.case_covers import FACTORS, WHERE, arranged, builds
+from tests.support.case_covers import FACTORS, LAYOUTS, arranged, builds
 from tests.support.cases import Samples, call_of
 from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
@@ -74,7 +74,7 @@ OF_SIZES = {
     "channels": list(GROUPS),
     "groups": ["one", "some", "all"],
     "far": [False, True],
-    **WHERE,
+    **LAYOUTS,
 }
 MAX_ELEMENTS = 200_000  # elements, so that the oracle is quick
 
@@ -94,6 +94,6 @@ def test_any_pair_of_sizes_is_within_its_bounds(case):
     factors = (1,) * (case["axes"] - len(factors)) + factors
     samples = max(1, min(case["samples"], MAX_ELEMENTS // (positions * channels)))
     count = {"one": 1, "some": GROUPS[channels], "all": channels}[case["groups"]]
-    drawn = Samples(samples, factors, channels, count, *(case[name] for name in WHERE))
+    drawn = Samples(samples, factors, channels, count, *(case[name] for name in LAYOUTS))
     for kernel in ("group_norm_forward", "group_norm_backward"):
         call_of(kernel, {"samples": drawn, "far": case["far"]}, OnNumpy()).check()

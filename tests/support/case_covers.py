@@ -105,7 +105,7 @@ def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
 
 # --- builds ---------------------------------------------------------------------------------------
 
-WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
+LAYOUTS = {"channels_last": (True, False), "channel_axis": (-1, 1)}
 # Factors that are not compiled in and so vary with the size; and activations, which take turns.
 _FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
 _OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
@@ -119,7 +119,7 @@ def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
     fixed = fixed | more
     fixed = {
-        name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE | more
+        name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | LAYOUTS | more
     }
     for number, case in enumerate(cover(kernel, fixed, seed)):
         for name in {"gate_activation", "activation"} & case.keys():

@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.quick:
         known = known._replace(last_tests={})
     drawn = {
-        name: sorted(chosen, key=partial(_place, options.seed))
+        name: sorted(chosen, key=partial(_sort_key, options.seed))
         for name, some in all_mutants(known.skips).items()
         if (chosen := [one for one in some if options.only in str(one)])
     }
@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(one.status == SURVIVED for one in found) else 0
 
 
-def _place(seed: str, mutant: Mutant) -> bytes:
+def _sort_key(seed: str, mutant: Mutant) -> bytes:
     """Return the sort key of a mutant, which does not depend on other mutants."""
     return hashlib.sha256(f"{seed} {mutant.file} {mutant.change}".encode()).digest()
 
