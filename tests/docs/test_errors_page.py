@@ -190,12 +190,12 @@ def jax_calls() -> Calls:
 
 
 def rows(page: str) -> list[str]:
-    """Return the messages of tables, some with several, without what they are."""
+    """Return the messages in the page's tables, without their explanations."""
     return [KIND.sub("", cell.replace("`", "")) for cell in ROW.findall(page)]
 
 
 def check(start: str, raised: str) -> None:
-    """Check that a message begins as the page's of this start, in which … is any text."""
+    """Check that a message matches the page's message with this start; … stands for any text."""
     whole = rows(PAGE.read_text(encoding="utf-8"))
     messages = [part for row in whole for part in (row, *row.split("; ")) if part.startswith(start)]
     assert messages, f"docs/errors.md has no {start!r}, which is {raised!r}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pages on kernels quote the sources as they are, and show the plans as they are."""
+"""The pages on kernels quote the current sources and show the current plans."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MODULES = re.compile(
 
 
 class Example(NamedTuple):
-    """The code of a page's block, after that of the blocks that it goes on from."""
+    """The code of a page's block, after the code of the blocks that it continues."""
 
     name: str
     code: str

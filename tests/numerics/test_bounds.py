@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounds allow for the rounding of a store, and for no arithmetic that loses digits."""
+"""Bounds allow for the rounding of a store, but not for arithmetic that loses digits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(dtype="float32", mean=0.0, **options):
 
 
 def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
-    """Return those of a group norm; the first channel has another weight and bias."""
+    """Return the same of a group norm; the first channel has another weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):

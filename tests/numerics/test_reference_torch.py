@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The oracle's norms and gradients are those of PyTorch and its autograd, in float64.
 
-Autograd differentiates PyTorch's own norms, and the forward of MATH.md written out.
+Autograd differentiates PyTorch's own norms, and the forward of docs/operators/normalize.md.
 """
 
 from __future__ import annotations

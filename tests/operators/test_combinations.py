@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All pairs of dtypes, activations, options, sizes and layouts work together.
 
-Each case is one build, run with arrays of several sizes; CI runs every fourth one, and half of the
-fuzzer's cover of the same pairs. `pytest -m exhaustive` runs other covers, too, with more choices.
+Each case is one build, run with arrays of several sizes. CI runs every fourth case, and half of the
+fuzzer's cover of the same pairs. `pytest -m exhaustive` also runs other covers, with more choices.
 """
 
 import random

@@ -21,7 +21,7 @@ hosts = pytest.mark.parametrize("on", [OnNumpy, OnTorchCpu], ids=["numpy", "torc
 
 
 def view_of(on, take_view, array):
-    """Return a view as a framework's array of the same memory; None if PyTorch has no such."""
+    """Return a view as a framework's array of the same memory; None if PyTorch cannot have it."""
     view = take_view(array)
     if on is OnNumpy or min(view.strides) < 0:
         return view if on is OnNumpy else None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The norms of published models, written out in PyTorch as there, and their gradients.
 
-A formula in float64 is as exact as the oracle, so the two agree to some ulps of float64; the
-kernels are then within their bounds of either. A formula in the models' own dtypes gives the bits
-of the kernels, wherever the precision of float32 determines them.
+A formula in float64 is as accurate as the oracle, so both agree to some ulps of float64, and the
+kernels are within their bounds of both. A formula in the models' own dtypes gives the same bits as
+the kernels, except where float32 cannot determine the rounding.
 """
 
 import numpy as np
@@ -118,7 +118,7 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
 
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
 def test_other_published_norms_are_their_references_to_the_bit(name):
-    """As above; a gate's activation and the products with it and weight add as much error."""
+    """As above; the gate's activation, and the products with it and weight, add as much error."""
     formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))

@@ -74,8 +74,8 @@ def check_as_one_of_two(rank, folder):
 def check_tensor_parallel(rank):
     """Split linear layers between the processes, and norms by tokens, and compare with the whole.
 
-    What reaches the first norm's backward, and the second one's forward, is the result of a
-    collective that is still to be awaited.
+    The inputs of the first norm's backward, and of the second norm's forward, are results of
+    collectives that are still running.
     """
     whole, split = (two_layers() for _ in range(2))
     styles = {"1": ColwiseParallel(input_layouts=Shard(1))}

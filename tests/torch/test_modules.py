@@ -201,7 +201,7 @@ def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
 
 @pytest.mark.parametrize("weight_dtype", [BF16, F32])
 def test_round_before_weight_is_llamas_order_to_the_bit(weight_dtype):
-    """Except next to ties that float32 cannot resolve; here there are none."""
+    """Numbers next to ties that float32 cannot resolve would differ; here there are none."""
     x = drawn(16, 32, dtype=BF16)
     options = {"eps": 1e-6, "dtype": weight_dtype, "round_before_weight": True}
     norm = with_random_parameters(RMSNorm(32, **options))

@@ -34,11 +34,11 @@ NORMS = {
 
 
 class Subclassed(nn.Parameter):
-    """A parameter that is its memory."""
+    """A parameter that is plain memory."""
 
 
 class Renamed(torch.Tensor):
-    """A tensor with a name of its own for nothing."""
+    """A tensor class that adds only a name."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -53,7 +53,7 @@ def fresh(name):
 
 
 def run(call, module):
-    """Return what a call gives, and the warnings of cunorm's."""
+    """Return the result of a call, and cunorm's warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         y = call(module)
@@ -185,7 +185,7 @@ def test_what_its_own_forward_cannot_run_either_has_its_own_error_and_no_warning
 
 
 def test_an_error_that_is_no_reason_is_raised(monkeypatch):
-    """Memory that is gone is no reason to run another forward, which needs more of it."""
+    """A lack of memory is no reason to run another forward, which needs even more."""
 
     def fail(*_, **__):
         raise torch.OutOfMemoryError("no memory")

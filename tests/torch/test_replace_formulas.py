@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """replace_norms on drawn formulas: what the report promises runs, forward and backward.
 
-The float64 oracle stands for the kernels, as without a compiler: this is about which call is made.
+The float64 oracle replaces the kernels, as it does without a compiler: only the choice of the call
+is tested here.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def by_oracle(monkeypatch):
 def check_formula(formula, monkeypatch):
     """Check what a replaced module computes in several dtypes, and that it is not its own forward.
 
-    In bfloat16 y has the bits of the own forward but for ties, as `test_replace` says, and the
-    gradients are within the roundings of intermediate results there, four in a row.
+    In bfloat16 y has the bits of the module's own forward except at ties, see `test_replace`, and
+    gradients are within four roundings of that forward's intermediate results.
     """
     for x_dtype, dtype in ((F32, F32), (BF16, BF16), (BF16, F32)):
         module = Drawn(*formula).to(dtype)

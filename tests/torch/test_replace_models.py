@@ -38,7 +38,7 @@ MODELS = {
 
 
 def make_model(name, dtype=F32):
-    """Return a model with random weights; those of norms are about 0, not about 1."""
+    """Return a model with random weights; weights of norms are about 0 instead of 1."""
     kind, config, options, *_ = MODELS[name]
     try:
         package = f"transformers.models.{name}"

@@ -109,7 +109,7 @@ def test_the_backward_of_a_call_before_runs_in_a_transform(transform):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
-    """Also where items are called one by one, as each has its own parameters."""
+    """Also if items are called one by one, because each has its own parameters."""
     call, tensors = case(name)
     tensors = detached(tensors)
 
