@@ -15,16 +15,9 @@ from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
-from cunorm._backends.cpu import precompiled, waiting
+from cunorm._backends.cpu import files, precompiled, waiting
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
-from cunorm._backends.cpu.files import (
-    TEMPORARY,
-    append_checksum,
-    cache_folder,
-    checksum_matches,
-    digest,
-    temporary,
-)
+from cunorm._backends.cpu.files import TEMPORARY, cache_folder, checksum_matches, digest
 from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import short_waits
 from cunorm._backends.sources import error_lines, source_text
@@ -73,7 +66,7 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
         calls = [partial(library, build) for build in missing]
         announce = partial(waiting.announce_compile, missing)
         entries = call_concurrently(calls, waiting.PATIENCE, announce)
-        found.update(zip(missing, entries, strict=True))
+        found |= zip(missing, entries, strict=True)
     return [entry for build in builds if (entry := found[build]) is not None]
 
 
@@ -194,7 +187,7 @@ def _stand_ins() -> str:
 def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
     """Compile a build, with the system's precompiled headers if there are any."""
     headers = precompiled.options_for(cxx, options)
-    with temporary(target) as folder:
+    with files.temporary(target) as folder:
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
@@ -205,7 +198,7 @@ def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, tar
                 precompiled.give_up(headers)
         if answer.returncode != 0:
             raise _failure(build, answer)
-        append_checksum(made)
+        files.append_checksum(made)
         made.replace(target)
 
 

@@ -162,9 +162,9 @@ def cpu_identity() -> str:
 def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
-    -march=native: Clang before 15, Apple's clang (both on ARM) and cross compilers refuse it.
-    -fschedule-insns, before register allocation: several items of a pack are computed at a time,
-    and a gated forward takes a tenth less. With 16 registers that spills without -fsched-pressure.
+    -march=native: Clang before 15 and Apple's, both on ARM, and cross compilers refuse it.
+    -fschedule-insns: several items of a pack are computed at a time, so that a gated forward takes
+    a tenth less. With 16 registers that spills without -fsched-pressure.
     -fno-gcse-after-reload: the search for spilled values that are still in a register takes a tenth
     of a compile and gains nothing. -mmove-max, -mstore-max: with AVX-512, GCC else copies items in
     halves, and a later load of a whole item has to wait for both.
