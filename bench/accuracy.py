@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench accuracy`: errors of y, dx, dweight and dbias, in ulp, against float64.
 
-Each provider computes the same stored operands; the exact results are those of `cunorm.reference`.
-The error of y and dx is in ulp of the result's dtype at the largest exact value of its row, that of
-dweight and dbias at the largest of the vector: half an ulp is what rounding to nearest costs.
+All providers get the same stored operands; `cunorm.reference` computes the exact results. Errors
+are in ulp of the result's dtype: for y and dx at the largest exact value of the row, for dweight
+and dbias at the largest exact value of the vector. Rounding to nearest alone costs half an ulp.
 
-Rows are normal with deviation 1 about several means ("mean 1e4"; left out where numbers of the
-dtype lie farther apart than the deviation), of Student's t distribution with 2 degrees of freedom
-("tails"), or, at width 128, the residual stream of a small Transformer that is trained for half a
-minute on the characters of Python's documentation ("activations"). cunorm-softgpu is cunorm on the
-tests' software GPU, which interprets the PTX that NVRTC makes.
+Rows come from a normal distribution with deviation 1 and several means ("mean 1e4"; left out if
+the dtype cannot resolve the deviation there), from Student's t distribution with 2 degrees of
+freedom ("tails"), or, at width 128, from the residual stream of a small Transformer trained for
+half a minute on the characters of Python's documentation ("activations"). cunorm-softgpu is cunorm
+on the tests' software GPU, which interprets the PTX that NVRTC makes.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
 
     device = cpu.Cpu(thread_count())
     found = _load(options.providers)
-    facts = asdict(machine.facts(device, found))
-    shared = {name: facts[name] for name in ("date", "commit", "device", "versions")}
+    environment = asdict(machine.environment(device, found))
+    shared = {name: environment[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
     failed: set[str] = set()
     for operator, dtype, shape in _points(options):
@@ -111,7 +111,7 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
             print(f"{operator.label} {dtype} {size} {provider.name}", file=sys.stderr, flush=True)
             try:
                 measured = measure(provider, operator, dtype, sets)
-            except Exception as error:  # of any kind, as it is another library's
+            except Exception as error:  # another library may raise anything
                 failed.add(provider.name)
                 print(f"FAILED: {type(error).__name__}: {error}", file=sys.stderr)
                 continue

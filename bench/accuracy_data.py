@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operands of the accuracy report: x of several kinds, and what goes with it."""
+"""The operands of the accuracy report: x of several kinds, and the other operands."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Float64 = NDArray[np.float64]
 def exists(kind: str, dtype: str, shape: Shape) -> bool:
     """Whether there is x of a kind: a mean that a dtype resolves, activations of a model's width.
 
-    Where the numbers of a dtype lie farther apart than the rows' deviation, which is 1, rounding
-    would leave constant rows or none that are finite: float16 and bfloat16 end at mean 100.
+    If a dtype's numbers near the mean lie farther apart than the rows' deviation, 1, rounding would
+    make rows constant or not finite. So float16 and bfloat16 have no mean above 100.
     """
     if kind == ACTIVATIONS:
         return len(shape) == 2 and shape[1] == _MODEL["width"]

@@ -57,8 +57,8 @@ def errors(
     """Return the worst error of a result and the root of the mean square, in ulp.
 
     An ulp is the spacing of the numbers of `dtype` at the largest exact value of the row (for a
-    group norm, of the sample's group), or of the whole dweight or dbias. It is not taken at the
-    element: next to zero any error is large there. So rounding to nearest is half an ulp at most.
+    group norm, of the sample's group), or of the whole dweight or dbias. An ulp at the element
+    itself would make any error next to zero large. Rounding to nearest is at most half an ulp.
     A result that is not finite has an infinite error.
     """
     exact = np.asarray(exact, np.float64)
@@ -98,6 +98,6 @@ def _pair(row: Row | None) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a number with two digits, or the whole ones."""
+    """Return a number with two significant digits, or as an integer if it has more."""
     value = float(text)
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"

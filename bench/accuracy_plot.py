@@ -2,8 +2,8 @@
 """The picture of the accuracy report: worst errors over the kinds of data.
 
 Each operator has a line of panels, each result and dtype a column, each provider a colour. A line
-joins the means; other kinds of data are single marks. Of an operator's shapes the largest row is
-drawn, and activations, which have one width, beside it.
+joins the means; other kinds of data are single marks. Each operator shows its largest row, and
+beside it the activations, which have only one width.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _figure(rows: Sequence[Row]) -> Figure:
     for panel in panels[0]:  # each column shares its axis
         _ulp_axis(panel)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    place = {"loc": "upper left", "bbox_to_anchor": (0.02, 1), "ncols": len(labels)}
-    figure.legend(handles, labels, frameon=False, markerscale=1.6, **place)
+    legend_options = {"loc": "upper left", "bbox_to_anchor": (0.02, 1), "ncols": len(labels)}
+    figure.legend(handles, labels, frameon=False, markerscale=1.6, **legend_options)
     _note(figure, rows)
     return figure
 
@@ -70,14 +70,14 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
         shift = _DODGE * (number - (len(providers) - 1) / 2)
         by_kind = {row.data: row.value(column) for row in rows if row.provider == provider}
         kinds = [kind for kind in KINDS if kind in by_kind]
-        places = [KINDS.index(kind) + shift for kind in kinds]
+        xs = [KINDS.index(kind) + shift for kind in kinds]
         style: dict[str, Any] = {"color": COLOURS.get(provider, "black"), "clip_on": False}
         style["zorder"] = 4 if provider.startswith("cunorm") else 3
         means = sum(kind in MEANS for kind in kinds)
         values = [by_kind[kind] for kind in kinds]
-        panel.plot(places[:means], values[:means], linewidth=1.0, alpha=0.6, **style)
+        panel.plot(xs[:means], values[:means], linewidth=1.0, alpha=0.6, **style)
         size = 4.5 if provider == "cunorm" else 3.5
-        panel.plot(places, values, "o", markersize=size, mew=0, label=provider, **style)
+        panel.plot(xs, values, "o", markersize=size, mew=0, label=provider, **style)
     panel.set_yscale("log")
     panel.grid(axis="y", color="#e0e0e0", linewidth=0.6)
     panel.axvline(len(MEANS) - 0.5, color="#c0c0c0", linewidth=0.6)
@@ -88,7 +88,7 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
 
 
 def _ulp_axis(panel: Axes) -> None:
-    """Set the limits and labels of a logarithmic axis; below half an ulp lies nothing of note."""
+    """Set the limits and labels of a logarithmic axis, which begins near half an ulp."""
     top = max(panel.get_ylim()[1], 5)
     few, many = ("0.5", "1", "2", "5", "10", "20", "50"), ("1", "100", "1e4", "1e6", "1e8")
     labels = [label for label in (many if top > 100 else few) if float(label) <= top]

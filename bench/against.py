@@ -2,11 +2,11 @@
 """`python -m bench against CHECKOUT`: cunorm here and in another checkout, in turns on a CPU.
 
 Both are imported into one process and get the same tensors and threads; each is first checked
-against the oracle. A ratio is this checkout's time over the other's. A time is the 20th percentile
-of the turns: other work on the machine only adds to times, and can double the median of the same
-code. A point beyond the limit is timed twice more at the end, and the median of its three ratios
-counts. The exit status is 1 if the mean of all points or one point is beyond its limit, or if a
-call failed.
+against the oracle. A ratio is this checkout's time divided by the other's. A time is the 20th
+percentile of the turns, because other work on the machine only adds to times and can double the
+median. A point beyond the limit is timed twice more at the end, and the median of its three ratios
+counts. The exit status is 1 if a point or the mean of all points is beyond its limit, or if a call
+failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = list(dict.fromkeys(operator.name for operator in OPERATORS))
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest ratios that are no loss."""
+    """The largest ratios that do not count as slower."""
 
     mean: float
     point: float
@@ -60,14 +60,14 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     device = cpu.Cpu(options.threads, options.calls, (ours.copy, other))
-    facts = machine.facts(device, [])
-    print(f"{facts}, against {machine.commit_of(options.checkout)}\n{device.note}")
+    environment = machine.environment(device, [])
+    print(f"{environment}, against {machine.commit_of(options.checkout)}\n{device.note}")
     print(f"compiled with -march={options.march or 'native'}, {'' if avx512 else 'no '}AVX-512")
     points = list(grid.points(options.shapes, options.op, options.direction, options.dtype))
     print(f"load average {os.getloadavg()[0]:.1f} before: others' work makes ratios noisy")
     print(f"compiling what {len(points)} points need", flush=True)
     device.prepare(points)
-    run = _Run(device, (ours, Cunorm(OTHER, "torch", other)), facts, options)
+    run = _Run(device, (ours, Cunorm(OTHER, "torch", other)), environment, options)
     found = run.ratios(points)
     if options.out:
         rows.write_csv(options.out, run.rows)
@@ -85,12 +85,12 @@ class _Run:
         self,
         device: engine.Device,
         providers: tuple[Provider, Provider],
-        facts: machine.Facts,
+        environment: machine.Environment,
         options: argparse.Namespace,
     ) -> None:
         self.rows: list[rows.Row] = []  # retries included
         self.failures: list[engine.Failure] = []
-        self._timing = (providers, facts, options.seconds)
+        self._timing = (providers, environment, options.seconds)
         self._device, self._most = device, options.most_point
 
     def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:

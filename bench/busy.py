@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench busy`: cunorm and torch in turns on a CPU that other processes keep busy.
 
-Threads that wait for each other lose most where a machine has more work than cores. Most points are
-calls of about 0.25 ms. The exit status is 1 if a median of cunorm's is more than `--most` times
+Threads that wait for each other lose most on a machine with more work than cores. Most points are
+calls of about 0.25 ms. The exit status is 1 if one of cunorm's medians exceeds `--most` times
 torch's under the same load.
 """
 
@@ -34,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     found, _ = providers.load("cpu", NAMES)
     points = list(grid.points(SHAPES, OPERATORS, dtypes=options.dtype))
     device.prepare(points)
-    print(machine.facts(device, found))
+    print(machine.environment(device, found))
     print(
         f"medians of {options.calls} calls in µs: alone, and beside {options.processes} processes"
     )
-    heads = [f"{name}{where}" for where in ("", ", busy") for name in NAMES]
+    heads = [f"{name}{suffix}" for suffix in ("", ", busy") for name in NAMES]
     print(f"{'':46}" + "".join(f"{head:>14}" for head in [*heads, "busy ratio"]))
     ratios = []
     for point in points:
@@ -66,7 +66,7 @@ def _turns(
 
 
 def medians(turns: dict[str, Turn], calls: int) -> dict[str, float]:
-    """Return the median seconds of so many calls of each, in turns of random order."""
+    """Return the median seconds of several calls of each, in turns of random order."""
     order, spent = random.Random(0), {name: [0.0] * calls for name in turns}
     for call in range(calls):
         for name in order.sample(list(turns), len(turns)):
@@ -76,7 +76,7 @@ def medians(turns: dict[str, Turn], calls: int) -> dict[str, float]:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep so many processes busy meanwhile."""
+    """Keep a number of processes busy meanwhile."""
     others = [subprocess.Popen([sys.executable, "-c", _WORK]) for _ in range(processes)]
     try:
         yield

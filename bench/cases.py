@@ -42,7 +42,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of the public API, by the name of its plain form, and its options."""
+    """A public function, named by its plain form, with options."""
 
     name: str  # of the function; after a plus, of the option
     parameters: tuple[str, ...] = ()
@@ -142,8 +142,8 @@ OPERATORS = (
 def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
     """Draw the operands of forward and backward on the host, all of one dtype.
 
-    x has a mean, dy is correlated with x, and weight has a mean. So no term of a formula is close
-    to zero, and a provider that leaves one out is found wrong.
+    x and weight have a mean, and dy is correlated with x. So no term of a formula is close to zero,
+    and a provider that omits a term is found to be wrong.
     """
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
@@ -180,7 +180,7 @@ def checked_shape(shape: Shape) -> Shape:
 
 
 def fewer(shape: Shape, elements: int) -> Shape:
-    """Return a shape of at most so many elements: fewer rows or samples, then less height."""
+    """Return a shape of at most that many elements: fewer rows or samples, then less height."""
     first, *others = shape
     first = max(1, min(first, elements // math.prod(others)))
     if len(shape) == 4:
@@ -266,7 +266,7 @@ def fields(result: Any) -> dict[str, Any]:
 def worst_error(results: dict[str, Any], expected: dict[str, Any]) -> float:
     """Return the largest error of any result, relative to its largest expected value.
 
-    The error of a mean is relative to the deviation: values may cancel to a mean of about 0.
+    The error of a mean is relative to the deviation, because the mean itself may be about 0.
     """
     worst = 0.0
     for name, want in expected.items():

@@ -3,14 +3,14 @@
 #
 #   bench/check_gpu.sh [--second] [--dry-run] OUT_DIR
 #
-# In seven minutes: what the machine is; smoke tests, each in a process of its own; all kernels
-# compiled at once; the tests marked gpu; compute-sanitizer, if it is installed; timings against
-# PyTorch and a plain copy. --second, in four more: timings against Liger-Kernel, fla-core and QuACK,
-# as far as they are installed, and torch.compile; the row norms' tests without the features of
+# In seven minutes: a description of the machine; smoke tests, each in its own process; all kernels
+# compiled in parallel; the tests marked gpu; compute-sanitizer, if it is installed; timings against
+# PyTorch and a plain copy. --second, in four more: timings against torch.compile and, if they are
+# installed, Liger-Kernel, fla-core and QuACK; the row norms' tests without the features of
 # cunorm/_core/caps.py. --dry-run prints the commands.
 #
 # OUT_DIR gets one log, which ends with a line for each step, and a CSV for each set of timings. All
-# steps run; the exit status is 1 if one failed. What a step leaves of its time, later ones may use.
+# steps run; the exit status is 1 if one failed. Later steps may use the time that a step leaves.
 # CHECK_GPU_SECONDS is the time of all steps together (default: 420; 240 for --second). $PYTHON is the
 # interpreter (default: python3), which needs cunorm's `test` extra and may have torch and a CUDA JAX.
 # CHECK_GPU_SMALL=1 tries this script itself: on the software GPU, with few tests and small arrays.

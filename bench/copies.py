@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Another checkout's cunorm beside this one in a process, and the CPU that both are compiled for.
 
-Modules of cunorm import each other by full name, at import time. So each copy gets modules of its
-own: while the other checkout is imported, `sys.modules` does not contain this one's.
+Modules of cunorm import each other by full name, at import time. So `sys.modules` does not contain
+this checkout's modules while the other's are imported, and each copy gets its own modules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _pop_modules() -> dict[str, ModuleType]:
 
 
 def late_imports(package: Path) -> Iterator[str]:
-    """Yield the places where functions that calls on a CPU may need import modules of cunorm."""
+    """Yield each import of a cunorm module inside a function that calls on a CPU may use."""
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in _NOT_LOADED:
             continue

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The CPU of the timings: operands, copies and a timer.
 
-The allocator keeps freed memory, so that no timing includes page faults. A turn has as many calls
-as copies of the same bytes fit a millisecond, at most ten, or the requested number; all providers
-of a point get the same number. In a turn of one short call, code and data would be cold: the other
-providers evict them from the caches.
+The allocator keeps freed memory, so that no timing includes page faults. A turn has the requested
+number of calls, by default as many as copies of the same bytes take a millisecond, at most ten. All
+providers of a point get the same number. A turn of one short call would find code and data cold,
+because the other providers evict them from the caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.turns import Turn
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._demo import device as demo_device
 
-_TURN_SECONDS, _MOST_CALLS = 1e-3, 10
+_TURN_SECONDS, _MAX_CALLS = 1e-3, 10
 
 
 class Cpu:
@@ -71,7 +71,7 @@ class Cpu:
         return point
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return one set of operands; rows repeat, as it would take long to draw all."""
+        """Return one set of operands; rows repeat, because drawing all of them would take long."""
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [{name: upload(np, array, repeats) for name, array in host.items()}]
 
@@ -80,7 +80,7 @@ class Cpu:
         return host
 
     def copies(self, point: Point) -> list[Call]:
-        """Return a copy that reads and writes as many bytes in all.
+        """Return a copy that reads and writes as many bytes as the call.
 
         It also sets the number of calls in a turn.
         """
@@ -112,7 +112,7 @@ class Cpu:
 def keep_freed_memory() -> None:
     """Make glibc keep and reuse freed memory, as the demo does for its plot.
 
-    It has one arena for all threads, as others are unmapped; JAX's threads would have their own.
+    All threads share one arena: glibc unmaps the others, and JAX's threads would have their own.
     """
     if demo_device.keep_freed_memory():
         arena_max = -8
@@ -120,7 +120,7 @@ def keep_freed_memory() -> None:
 
 
 def make_copy(moved: int, itemsize: int) -> Call:
-    """Return a copy by torch that reads and writes so many bytes in all."""
+    """Return a torch copy that reads and writes that many bytes in all."""
     dtype = {2: torch.int16, 4: torch.int32}[itemsize]
     source = torch.ones(moved // (2 * itemsize), dtype=dtype)
     return lambda: torch.empty_like(source).copy_(source)
@@ -134,7 +134,7 @@ def _calls_per_turn(call: Call) -> int:
     """Warm up, and return the number of calls in a turn."""
     call()
     fastest = min(_seconds(call, 1) for _ in range(3))
-    return max(1, min(_MOST_CALLS, round(_TURN_SECONDS / fastest)))
+    return max(1, min(_MAX_CALLS, round(_TURN_SECONDS / fastest)))
 
 
 def _seconds(call: Call, calls: int) -> float:

@@ -20,7 +20,7 @@ from bench.cases import (
     worst_error,
 )
 from bench.grid import Point
-from bench.machine import Facts
+from bench.machine import Environment
 from bench.providers import Provider
 from bench.providers.base import VIEWS
 from bench.rows import Row
@@ -62,7 +62,7 @@ class Device(Protocol):
         """Copy arrays of the host to the device."""
 
     def copies(self, point: Point) -> list[Call]:
-        """Return a copy of as many bytes for each set."""
+        """Return a copy of as many bytes as a call moves, for each set."""
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turn of the calls."""
@@ -87,7 +87,11 @@ class Failure:
 
 
 def time_point(
-    device: Device, point: Point, providers: Sequence[Provider], facts: Facts, seconds: float
+    device: Device,
+    point: Point,
+    providers: Sequence[Provider],
+    environment: Environment,
+    seconds: float,
 ) -> tuple[list[Row], list[Failure]]:
     """Check every provider at a point, and time the correct ones in turns."""
     errors, failures = check(device, point, providers)
@@ -99,15 +103,17 @@ def time_point(
         try:
             calls = provider.calls(point.operator, point.direction, view_all(provider, sets))
             turns[provider.name] = device.turn(calls, provider.wait)
-        except Exception as error:  # of any kind, as it is another library's
+        except Exception as error:  # another library may raise anything
             failures.append(Failure(point, provider.name, error))
     times = take_turns(turns, seconds)
     by_name = {provider.name: provider for provider in usable}
     rate = point.bytes / float(np.median(times[COPY]))
     rows = []
     for name, spent in times.items():
-        timed = point.of(by_name[name].computes(point.operator)) if name in by_name else point
-        rows.append(_row(facts, point, name, timed.bytes, spent, turns[name], rate))
+        timed = point
+        if name in by_name:
+            timed = point.with_operator(by_name[name].computes(point.operator))
+        rows.append(_row(environment, point, name, timed.bytes, spent, turns[name], rate))
     return [replace(row, error=errors.get(row.provider)) for row in rows], failures
 
 
@@ -128,7 +134,7 @@ def check(
             if not error <= TOLERANCE[small.dtype]:
                 raise ArithmeticError(f"wrong by {error:.1e} of the largest value")
             errors[provider.name] = error
-        except Exception as error:  # of any kind, as it is another library's
+        except Exception as error:  # another library may raise anything
             failures.append(Failure(point, provider.name, error))
     return errors, failures
 
@@ -140,7 +146,7 @@ def _error(
     host: Operands,
     expected: dict[str, dict[str, Any]],
 ) -> float:
-    """Return a provider's error; `expected` caches the oracle's results."""
+    """Return a provider's error; cache the oracle's results in `expected`."""
     computed, direction = provider.computes(point.operator), point.direction
     if computed.name not in expected:
         expected[computed.name] = oracle(computed, direction, host)
@@ -157,7 +163,7 @@ def view_all(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
 
 
 def _row(
-    facts: Facts,
+    environment: Environment,
     point: Point,
     provider: str,
     moved: int,
@@ -170,7 +176,7 @@ def _row(
     if host is None and point.elements <= HOST_ELEMENTS:
         host = median
     return Row(
-        **asdict(facts),
+        **asdict(environment),
         operator=point.operator.name,
         memory=point.operator.memory,
         direction=point.direction,

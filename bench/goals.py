@@ -2,8 +2,8 @@
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
 All goals are for points whose x has 1 MiB or more. A goal without points is not met, and a CSV must
-have every point of the default grid. One of AVX2, as its SIMD says, has goals of its own, and also
-needs the points of float16.
+have every point of the default grid. A CSV whose SIMD is AVX2 has its own goals, and also needs the
+points of float16.
 
 The project's other goals are not checked here: the host cost of small calls
 (`python -m bench --host`), the speed against JAX on a CPU (`python -m bench table --peer jax`), the
@@ -53,7 +53,7 @@ OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure, its bound, and its point if it is of a single one."""
+    """A figure, its bound, and its point if the figure belongs to a single one."""
 
     text: str
     wanted: float
@@ -147,7 +147,7 @@ def _worst(text: str, wanted: float, found: Sequence[Ratio], *, at_least: bool) 
 
 
 def _left_out(rows: Sequence[Row]) -> Goal:
-    """Return the goal that each timed point has cunorm, as wrong results are not timed."""
+    """Return the goal that cunorm is timed at each point: wrong results are not timed."""
     points = points_without(rows, "cunorm")
     text = "points where others were timed and cunorm was not"
     return Goal(text, 0, len(points), at_least=False, point=", ".join(points))

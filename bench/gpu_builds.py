@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench builds`: compile ahead, in all cores, what a check on a GPU needs.
+"""`python -m bench builds`: compile ahead, on all cores, what a check on a GPU needs.
 
-`record` writes the list of builds, with no GPU, in two minutes: it runs the tests marked gpu on the
-software GPU, which is like an H100, and plans the calls of gpu_check and of the quick timings.
-`compile` takes the way of every call, so CuPy keeps the kernels on disk, where later processes find
-them. What an old list lacks is compiled where it is called; what does not compile is counted.
+`record` writes the list of builds without a GPU, in two minutes: it runs the tests marked gpu on
+the software GPU, which resembles an H100, and plans the calls of gpu_check and of the quick
+timings. `compile` compiles as calls do, so CuPy keeps the kernels on disk for later processes.
+Builds that an old list lacks are compiled at their first call; failed builds are counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def write(path: Path, builds: Iterable[KernelBuild]) -> None:
-    """Write builds in an order that does not depend on theirs."""
+    """Write builds in sorted order."""
     lists: dict[str, list[str]] = {}
     for text, build in sorted((str(build), build) for build in set(builds)):
         names, values = zip(*build.macros, strict=True)

@@ -35,7 +35,7 @@ OF_CHANNELS = (
 
 
 def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
-    """Return the points of an operator; half of them if only a number or a flag is special.
+    """Return the points of an operator; half of them if only a number or flag distinguishes it.
 
     The generic forms have no points: they share the builds of layer norm.
     """
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     cupy = gpu.cupy()
     cupy.cuda.set_allocator(None)
-    # One point of each operator, then the next, as a sanitizer's time may run out.
+    # One point of each operator, then the next of each: a sanitizer's time may run out.
     of_each = ([(operator, *point) for point in points(operator)] for operator in OPERATORS)
     calls = [call for turn in zip_longest(*of_each) for call in turn if call is not None]
     wrong = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The first calls on a GPU: each case in a process of its own, whose end is not the others'.
+"""The first calls on a GPU: each case in its own process, so that a crash ends no other case.
 
-They run without the features of `cunorm/_core/caps.py`, then with each of them, so that a log tells
-a fault of a feature from others. The results are compared with the oracle's.
+They run without the features of `cunorm/_core/caps.py`, then with each of them, so that a log shows
+which feature is at fault. The results are compared with the oracle's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 OPERATOR, *_ = OPERATORS  # rms_norm, whose leaves are x and weight
 DTYPE, SHAPE = "bfloat16", (300, 1024)
 WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # a width that clusters share, in two launches
-# A short row, many rows, of which a block copies the next ones, a row of clusters, and a sample.
+# A short row; many rows, whose next ones a block copies; a row for clusters; and a sample.
 OF_CUPY = {
     "rms_norm": (SHAPE, (37, 1000)),
     "add_layer_norm": ((FEW_ROWS, WIDE),),
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _run_all(limit: float) -> int:
-    """Begin the cases in their order; one that hangs does not keep the others waiting."""
+    """Start the cases in their order; one that hangs does not delay the others."""
     pairs = [
         (features, name)
         for features in FEATURES
@@ -118,7 +118,7 @@ def on_torch() -> None:
 
 
 def on_another_thread() -> None:
-    """After a warmup, a backward on another thread finds as much room for clusters as there is."""
+    """Check that a backward on another thread, after a warmup, finds room for the same clusters."""
     cupy, asked, ask = gpu.cupy(), [], driver.clusters_that_fit
 
     def noted(*launch: Any) -> int:

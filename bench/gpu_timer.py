@@ -2,7 +2,7 @@
 """The GPU of the timings: rotating operands, device-to-device copies and a timer.
 
 Buffers rotate, so that L2 is cold. A spinning kernel holds the GPU back until a batch of calls is
-queued, so that times do not include the host's; except for JAX, which has streams of its own.
+queued, so that times exclude host time. JAX is the exception: it has its own streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.turns import Turn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
-MOST_SETS = 2048  # sets of the grid's smallest point that have as many bytes
+MAX_SETS = 2048  # sets of the grid's smallest point that have as many bytes
 MEMORY_SHARE = 64  # rotated sets take at most 1/64 of free memory; results and copies need more
 BATCH_SECONDS = 2e-3
 HOST_BATCHES, HOST_CALLS = 9, 8  # few calls at once: with a full queue, a call would wait
@@ -47,7 +47,7 @@ extern "C" __global__ void spin(long long nanoseconds) {
 
 
 class Gpu:
-    """The current device; all but JAX is timed on its default stream, which is CuPy's and torch's.
+    """The current device; everything but JAX is timed on the default stream of CuPy and torch.
 
     `torch` is None if torch is not installed or has no CUDA.
     """
@@ -95,7 +95,7 @@ class Gpu:
         return point
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return the point's sets of operands; rows repeat, as it would take long to draw all."""
+        """Return the point's sets of operands; rows repeat, as drawing all would take long."""
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [
             {name: upload(self._cupy, array, repeats) for name, array in host.items()}
@@ -107,7 +107,7 @@ class Gpu:
         return {name: upload(self._cupy, array) for name, array in host.items()}
 
     def copies(self, point: Point) -> list[Call]:
-        """Return device-to-device copies that each read and write as many bytes in all."""
+        """Return device-to-device copies that each move as many bytes as a call."""
         runtime, size = self._cupy.cuda.runtime, point.bytes // 2
         kind = runtime.memcpyDeviceToDevice
 
@@ -120,8 +120,8 @@ class Gpu:
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turn of a batch of calls that rotate through the sets.
 
-        With `wait`, the calls are on streams of their own. The host's clock then times them, from
-        the first to the end of the last.
+        With `wait`, the calls use other streams. Then the host's clock times them, from the start
+        of the first to the end of the last.
         """
         call = self._rotating(calls)
         self._queue_seconds(call, len(calls) + 2, wait)  # compiles, and fills the allocators
@@ -135,7 +135,7 @@ class Gpu:
         """Do nothing: a kernel is compiled by its first call, which is not timed."""
 
     def _rotating(self, calls: list[Call]) -> Call:
-        """Return a call that rotates through calls; it keeps results, so that outputs rotate."""
+        """Return a call that rotates through calls and keeps results, so that outputs rotate."""
         kept: list[Any] = [None] * len(calls)
 
         def call() -> Any:
@@ -203,6 +203,6 @@ def find() -> Gpu:
 
 
 def _sets(point: Point, free: int) -> int:
-    """Return the number of sets of operands that L2 cannot hold together, as memory allows."""
+    """Return how many sets of operands exceed L2 together, as far as memory allows."""
     rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
-    return max(2, min(MOST_SETS, -(-rotated // point.bytes)))
+    return max(2, min(MAX_SETS, -(-rotated // point.bytes)))

@@ -83,7 +83,7 @@ class Point:
         itemsize = DTYPES[self.dtype].itemsize
         return bytes_moved(self.operator, self.direction, self.shape, itemsize)
 
-    def of(self, operator: Operator) -> Point:
+    def with_operator(self, operator: Operator) -> Point:
         """Return the same point of another operator."""
         return replace(self, operator=operator)
 

@@ -24,7 +24,7 @@ from bench import host_calls, machine
 from bench.cases import Operator
 from bench.cpu import Cpu
 from bench.host_calls import EMPTY, OURS, SHAPE, Key, Timer
-from bench.machine import Facts
+from bench.machine import Environment
 from bench.providers import autograd
 
 RUNS = 15
@@ -59,16 +59,16 @@ def run(operators: Sequence[Operator], device: Cpu, out: Path | None) -> int:
     median, minimum = (us / 1000 for us in _median_and_minimum(found[IMPORT]))
     print(f"\n{IMPORT[0]}: {median:.1f} ms (minimum {minimum:.1f}) in {IMPORTS} processes")
     if out is not None:
-        write_csv(out, [(facts(device), found)])
+        write_csv(out, [(environment(device), found)])
     return 0
 
 
-def facts(device: Cpu) -> Facts:
-    """Return the facts of the measurement."""
-    return machine.facts(device, [autograd.Torch()])
+def environment(device: Cpu) -> Environment:
+    """Return the environment of the measurement."""
+    return machine.environment(device, [autograd.Torch()])
 
 
-def write_csv(path: Path, measurements: Iterable[tuple[Facts, Times]]) -> None:
+def write_csv(path: Path, measurements: Iterable[tuple[Environment, Times]]) -> None:
     """Write a line for each call, shape and kind of arrays."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -98,12 +98,12 @@ def import_times(checkouts: Sequence[Path]) -> list[list[float]]:
     """
     found: list[list[float]] = [[] for _ in checkouts]
     with tempfile.TemporaryDirectory() as bytecode:
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        env = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(IMPORTS + 1):
             for checkout, spent in zip(checkouts, found, strict=True):
                 command = [sys.executable, "-c", _TIME_IMPORT, str(checkout)]
-                spent.append(1e6 * float(subprocess.check_output(command, env=environment)))
+                spent.append(1e6 * float(subprocess.check_output(command, env=env)))
     return [spent[1:] for spent in found]
 
 
@@ -118,7 +118,7 @@ def figures(found: Times) -> Figures:
 
 
 def with_difference(found: Figures) -> Figures:
-    """Add the difference of `cunorm.torch.rms_norm` and a function that does nothing."""
+    """Add the difference between `cunorm.torch.rms_norm` and a function that does nothing."""
     more: Figures = {}
     for kind in dict.fromkeys(key[2] for key in found):
         ours, empty = (found[call, SHAPE, kind] for call in (OURS, EMPTY))

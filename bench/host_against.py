@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The host cost of small calls, here and in another checkout: medians and ratios.
 
-Each checkout has its own processes, with this bench. The two processes of a pair take turns run by
-run, so that other work on the machine slows both. There are several pairs, as a process may be slow
-for all of its life.
+Each checkout has its own processes, which run this bench. The two processes of a pair alternate
+after each run, so that other work on the machine slows both. There are several pairs, because a
+process may be slow for its whole life.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def run(operators: Sequence[Operator], device: Cpu, checkout: Path, out: Path | 
     both = (host.CHECKOUT, checkout.resolve())
     here, other = times(both, [operator.name for operator in operators], device.threads)
     here[host.IMPORT], other[host.IMPORT] = host.import_times(both)
-    facts = host.facts(device)
-    other_facts = replace(facts, commit=machine.commit_of(checkout))
-    print(f"{facts}, against {other_facts.commit}\n\n{table(here, other)}")
+    environment = host.environment(device)
+    other_environment = replace(environment, commit=machine.commit_of(checkout))
+    print(f"{environment}, against {other_environment.commit}\n\n{table(here, other)}")
     if out is not None:
-        host.write_csv(out, [(facts, here), (other_facts, other)])
+        host.write_csv(out, [(environment, here), (other_environment, other)])
     return 0
 
 
@@ -86,7 +86,7 @@ class Worker:
 
 
 def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> list[Times]:
-    """Return the times of each checkout's calls; the first round of a pair warms up."""
+    """Return the times of each checkout's calls; the first round of a pair is a warmup."""
     rounds: list[Times] = []
     order = random.Random(0)
     for _ in range(PAIRS):
@@ -96,20 +96,20 @@ def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> 
                 stack.enter_context(worker)
             rounds += [_round(workers, order) for _ in range(RUNS + 1)][1:]
     return [
-        {key: [one[key][place] for one in rounds] for key in rounds[0]}
-        for place in range(len(checkouts))
+        {key: [one[key][index] for one in rounds] for key in rounds[0]}
+        for index in range(len(checkouts))
     ]
 
 
 def _round(workers: Sequence[Worker], order: random.Random) -> Times:
     """Return the time of a run of each key in each process, in random orders."""
     found: Times = {key: [0.0] * len(workers) for key in workers[0].keys}
-    keys, places = list(enumerate(found)), list(range(len(workers)))
+    keys, indices = list(enumerate(found)), list(range(len(workers)))
     order.shuffle(keys)
     for number, key in keys:
-        order.shuffle(places)
-        for place in places:
-            found[key][place] = workers[place].time(number)
+        order.shuffle(indices)
+        for index in indices:
+            found[key][index] = workers[index].time(number)
     return found
 
 

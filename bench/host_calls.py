@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
-Calls repeat on the same arrays, except for two of `rms_norm`: `out=` is new memory in each call, or
-x has a new number of rows. Their arrays are allocated before the clock starts and stay alive, so
-that no address occurs twice.
+Calls repeat on the same arrays, with two exceptions for `rms_norm`: `out=` is new memory in each
+call, or x has a new number of rows. Their arrays are allocated before the clock starts and stay
+alive, so that no address occurs twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST_CALLS = 20  # in a run of first calls on a shape
 RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
 ROWS, WIDTH = SHAPES[2][1]
 SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
-MOST_ROWS = 1 << 12
+MAX_ROWS = 1 << 12
 
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
@@ -47,7 +47,7 @@ def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
 
 
 def serve(names: Sequence[str], threads: int) -> None:
-    """Print the keys of timers; then read numbers, and print the result of the timer of each."""
+    """Print the keys of timers; then read numbers, and print the result of each number's timer."""
     torch.set_num_threads(threads)
     cunorm.set_num_threads(threads)
     found = timers([one for one in cases.OPERATORS if one.name in names])
@@ -148,9 +148,9 @@ def _torch_calls(operator: Operator, tensors: Operands, width: int) -> dict[str,
 
 def memory_timers() -> dict[Key, Timer]:
     """Return timers of `rms_norm` on new memory, on new shapes, and on strided arrays."""
-    drawn = cases.host_operands(RMS_NORM, "float32", (MOST_ROWS, WIDTH))
+    drawn = cases.host_operands(RMS_NORM, "float32", (MAX_ROWS, WIDTH))
     drawn["by columns"] = np.asfortranarray(drawn["x"][:ROWS])
-    rows = iter(range(ROWS + 1, MOST_ROWS))  # shared by both libraries, which may share plans
+    rows = iter(range(ROWS + 1, MAX_ROWS))  # shared by both libraries, which may share plans
     of_numpy = _memory_timers(drawn, rows, np.ones_like)
     tensors = {name: as_torch(array) for name, array in drawn.items()}
     of_torch = _memory_timers(tensors, rows, torch.ones_like)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The facts of a measurement: date, commit, device and versions."""
+"""The environment of a measurement: date, commit, device and versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.providers import Provider
 
 
 @dataclass(frozen=True)
-class Facts:
+class Environment:
     """The columns that all rows of a measurement share."""
 
     date: str
@@ -35,8 +35,8 @@ class Facts:
         return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
 
 
-def facts(device: Any, providers: Sequence[Provider] = ()) -> Facts:
-    """Return the facts of a device and of the software."""
+def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
+    """Return the environment: the device and the software."""
     versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
     for provider in providers:
         if provider.distribution:
@@ -45,7 +45,7 @@ def facts(device: Any, providers: Sequence[Provider] = ()) -> Facts:
         from bench import simd  # it imports torch
 
         versions["SIMD"] = simd.used(provider.name for provider in providers)
-    return Facts(
+    return Environment(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         commit=commit(),
         device=device.name,

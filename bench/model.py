@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""GPUs as a model has them, which predicts from a kernel's SASS the share of copy speed it reaches.
+"""A model of GPUs, which predicts from a kernel's SASS what share of copy speed it reaches.
 
-Nothing here was measured with these kernels. Here are the constants, with their sources, and what
-a launch costs besides its own time; rounds.py has that time.
+Nothing here was measured with these kernels. This file has the constants, with their sources, and
+what a launch costs besides its own time, which rounds.py computes.
 
-The model ignores how well copies coalesce, partial sums that a streamed backward adds to in memory,
-multiprocessors that clusters leave idle, as a cluster's blocks are neighbours, and that H100's L2
-is smaller than H200's, whose plans it has here. So a prediction is a ceiling still: one that misses
-a goal tells more than one that meets it.
+The model ignores how well copies coalesce, the partial sums that a streamed backward adds to in
+memory, and multiprocessors that stay idle because a cluster's blocks must be neighbours. It gives
+H100 the plans of H200, although its L2 is smaller. So a prediction is an upper bound: missing a
+goal says more than meeting it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """The model's constants of a GPU, in seconds, bytes and hertz."""
+    """The constants of a GPU in the model, in seconds, bytes and hertz."""
 
     architecture: str  # compute capability
     sm_count: int
@@ -60,7 +60,7 @@ ELEMENTS = 1 << 26  # of x, in all predictions but those of small work
 
 
 class Traffic(NamedTuple):
-    """Bytes that are read and written: of an operator for each element of x, or of a round."""
+    """Bytes read and written: by an operator for each element of x, or by a round."""
 
     reads: float
     writes: float
@@ -72,7 +72,7 @@ class Traffic(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a warp does: its instructions, in all and by pipe, and what it waits for.
+    """What a warp executes: its instructions, in all and by pipe, and what it waits for.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Work(NamedTuple):
     exchanges: float = 0.0
 
     def plus(self, other: Work, times: float = 1.0) -> Work:
-        """Return this and so many times the other."""
+        """Return the sum of this and a multiple of the other."""
         return Work(*(one + times * two for one, two in zip(self, other, strict=True)))
 
 
@@ -129,12 +129,12 @@ class ParamGrad(NamedTuple):
 
 
 def copy_time(gpu: Gpu, moved: float) -> float:
-    """Return the seconds of a copy that moves so many bytes, with its launch."""
+    """Return the seconds of a copy that moves that many bytes, including its launch."""
     return LAUNCH + gpu.latency + moved / gpu.copy
 
 
 def between(gpu: Gpu) -> float:
-    """Return the seconds from a call's launch to its next."""
+    """Return the seconds from the end of a call's first launch to the start of its second."""
     return DEPENDENT_LAUNCH if int(gpu.architecture) >= 90 else LAUNCH
 
 

@@ -67,10 +67,10 @@ def _figure(speeds: Sequence[Ratio], accuracy: Sequence[Accuracy]) -> Figure:
 
 def _draw_speeds(panel: Axes, speeds: Sequence[Ratio]) -> None:
     for number, (direction, colour) in enumerate(_SHADES.items()):
-        for place, norm in enumerate(_NORMS.values()):
+        for index, norm in enumerate(_NORMS.values()):
             chosen = [s for s in speeds if (s.label, s.direction) == (norm, direction)]
-            mean, height = geometric_mean(chosen), place + _BAR * (number - 0.5)
-            label = direction if place == 0 else None
+            mean, height = geometric_mean(chosen), index + _BAR * (number - 0.5)
+            label = direction if index == 0 else None
             panel.barh(height, mean, 0.9 * _BAR, color=colour, label=label)
             panel.text(mean + 0.08, height, f"{mean:.1f}", va="center", fontsize=7)
     panel.axvline(1, color=COLOURS["torch"], linewidth=1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench plot`: GB/s over the size of x, as an SVG, from a CSV of timings.
 
-Each operator, direction and dtype has a panel, each provider a colour. If several shapes have one
-size, the line goes through their geometric mean, and a thin upright line spans their range.
+Each operator, direction and dtype has a panel, each provider a colour. If several shapes have the
+same size, the line goes through their geometric mean, and a thin vertical line spans their range.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _only(rows: list[Row], column: str, names: str | None) -> list[Row]:
 
 
 def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
-    """Write a figure; the same one gives the same bytes, whatever the user's matplotlibrc has."""
+    """Write a figure; its bytes do not depend on the user's matplotlibrc."""
     try:
         import matplotlib
     except ImportError as error:
@@ -106,7 +106,7 @@ def _smaller(svg: str) -> str:
 
 
 def _rounded(tag: re.Match[str]) -> str:
-    """Return a tag with shorter numbers; text between tags stays, as it may have versions."""
+    """Return a tag with shorter numbers; text between tags stays: it may contain versions."""
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
 
 
@@ -153,8 +153,8 @@ def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure
     lines_are = "Lines: geometric means of the shapes of a size. Thin lines: their range."
     # 15 characters of this size are about an inch.
     note = textwrap.fill(f"{measured(rows)} {lines_are}", width=int(15 * width))
-    place = left / width, (below - 0.55) / height
-    figure.text(*place, note, va="top", fontsize=7, color="#555555")
+    position = left / width, (below - 0.55) / height
+    figure.text(*position, note, va="top", fontsize=7, color="#555555")
     return figure, figure.subplots(lines, columns, sharex=True, sharey="row", squeeze=False)
 
 
@@ -185,7 +185,7 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return the providers to draw, cunorm last and so on top; not ungated, as its bytes differ."""
+    """Return the providers to draw, cunorm last, so on top; not ungated, whose bytes differ."""
     there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
     return sorted(there, key=lambda provider: (provider == "cunorm", provider))
 
@@ -236,9 +236,9 @@ def _spread(heights: Sequence[float]) -> list[float]:
             count += more
         clusters.append((max(centre, _GAP * (count - 1) / 2), count))
     return [
-        centre + _GAP * (place - (count - 1) / 2)
+        centre + _GAP * (index - (count - 1) / 2)
         for centre, count in clusters
-        for place in range(count)
+        for index in range(count)
     ]
 
 

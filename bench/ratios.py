@@ -17,7 +17,7 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of one provider over another's at one point."""
+    """The time of one provider divided by another's, at one point."""
 
     operator: str
     memory: str

@@ -15,15 +15,13 @@ Timed = dict[str, Row]  # one point's rows by provider
 
 _GLUE = "\N{NO-BREAK SPACE}"  # keeps a figure on one line
 _NOT_PEERS = ("copy", "cunorm-ungated")
-_PLACES = {(operator.name, operator.memory): place for place, operator in enumerate(OPERATORS)}
+_ORDER = {(operator.name, operator.memory): index for index, operator in enumerate(OPERATORS)}
 _GATED = {operator.name for operator in OPERATORS if operator.gate_position}
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """Sort rows by operator and direction; the sort is stable."""
-    return sorted(
-        rows, key=lambda row: (_PLACES[row.operator, row.memory], row.direction[0] == "b")
-    )
+    return sorted(rows, key=lambda row: (_ORDER[row.operator, row.memory], row.direction[0] == "b"))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -50,7 +48,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Wrap a line to the width of the screen, between figures."""
+    """Wrap a line to the width of the screen, without splitting figures."""
     indent = 45 * " "
     pieces = textwrap.wrap(line, 120, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(pieces).replace(_GLUE, " ")
@@ -83,7 +81,7 @@ def _line(found: Timed, base: str, peers: Sequence[str]) -> str:
 
 
 def _ratio(found: Timed, name: str, other: str) -> str:
-    """Return one's time over the other's; empty if either was not timed."""
+    """Return one provider's time divided by another's; empty if either was not timed."""
     if name not in found or other not in found:
         return ""
     return f"{found[name].p50_us / found[other].p50_us:.2f}"
@@ -92,8 +90,8 @@ def _ratio(found: Timed, name: str, other: str) -> str:
 def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
     """Group the points by operator, direction and dtype, then over all operators.
 
-    Operators with a gate have groups of their own, as their goals differ. So does each group norm,
-    over both orders of its axes in memory.
+    Operators with a gate have their own groups, because their goals differ. So does each group
+    norm, over both orders of its axes in memory.
     """
     groups: dict[tuple[str, str, str], list[Timed]] = {}
     of_all: dict[tuple[str, str, str], list[Timed]] = {}

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The time of a launch, by the model of GPUs in model.py.
 
-A multiprocessor works on some teams at a time: blocks or warps that have a row, or blocks that have
-a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
+A multiprocessor works on several teams at a time: blocks or warps that have a row, or blocks that
+have a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
 stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says how many rounds
-end in a second. The prediction is the time of a copy of as many bytes over that of the launch. Four
-ceilings tell what bounds it, each a share of copy speed that is above 1 if it is no bound:
+end in a second. The prediction is the time of a copy of as many bytes divided by the launch's time.
+Four ceilings show what limits it; each is a share of copy speed, and above 1 if it is no limit:
 
-- issue: all work of the busiest pipe at its full speed, with nothing to wait for;
-- overlap: no team waits for another's use of memory or pipes, but each has its own latencies;
+- issue: all work of the busiest pipe at full speed, without waiting;
+- overlap: no team waits while another uses memory or pipes, but each has its own latencies;
 - traffic: a row that is read twice, and not from L2, moves more than the operator's bytes;
-- waves: the mean multiprocessor's rounds, over those of the one that has most.
+- waves: the rounds of the average multiprocessor divided by those of the busiest one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Round(NamedTuple):
     issued
         The busiest pipe, for all warps of the team.
     alone
-        All that the team does if it has its multiprocessor to itself, but for the time of its bytes
-        at copy speed and, if rows are copied ahead, the latency of copies.
+        The whole round of a team that has its multiprocessor to itself, without the time of its
+        bytes at copy speed and, if rows are copied ahead, without the latency of copies.
     copied_ahead
         Rows of a team on their way to shared memory while it computes one; 0 if it waits for its
         loads itself.
@@ -65,8 +65,8 @@ def round_of(
 
     Notes
     -----
-    A scheduler with n warps, each of which is ready in a part p of the clocks, starts an
-    instruction in 1 - (1 - p)**n of them. So few warps do not fill their share of the slots.
+    A scheduler with n warps, each ready in a fraction p of the clocks, starts an instruction in
+    1 - (1 - p)**n of the clocks. So a few warps do not fill their share of the slots.
     """
     clocks = issue_clocks(gpu, work)
     pipe = max(clocks, key=lambda name: clocks[name])
@@ -79,14 +79,14 @@ def round_of(
 
 
 class Grid(NamedTuple):
-    """How the rounds of a launch lie on multiprocessors.
+    """How the rounds of a launch are distributed over multiprocessors.
 
     Attributes
     ----------
     rounds, busiest
         Rounds in all, and those of the multiprocessor that has most.
     at_once
-        Teams that are on it at a time.
+        Teams on that multiprocessor at a time.
     blocks
         Blocks of the launch.
     """
@@ -98,7 +98,7 @@ class Grid(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of a round: of what all share, the memory and the pipes, and other ones."""
+    """Seconds of a round: those that teams compete for, of memory and pipes, and its own."""
 
     reads: float
     writes: float
@@ -114,8 +114,8 @@ class Times(NamedTuple):
 def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
     """Return the seconds of a round, and how many rounds a multiprocessor has at once.
 
-    A team whose rows are copied ahead has several at once, but computes one at a time: where that
-    takes longer than the pipes need, it is what all its rounds wait for.
+    A team whose rows are copied ahead has several rounds at once but computes one at a time. If
+    computing takes longer than the pipes need, all its rounds wait for it.
     """
     bandwidth = min(gpu.sm_bytes * gpu.clock, gpu.copy / min(gpu.sm_count, grid.blocks))
     reads, writes = one.moved.reads / bandwidth, one.moved.writes / bandwidth
@@ -127,12 +127,12 @@ def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
 
 
 def rate(times: Times, at_once: float) -> float:
-    """Return the rounds a second of a multiprocessor with so many at once: mean value analysis.
+    """Return the rounds per second of a multiprocessor with `at_once` teams: mean value analysis.
 
-    Memory and pipes each share themselves equally among the rounds that want them. A new round
-    finds there, on the average, what one round fewer would leave (Reiser and Lavenberg, 1980; of
-    times only the means count then: Baskett, Chandy, Muntz and Palacios, 1975). No round waits for
-    what it writes, but reads have the memory only for the rest of the time.
+    Memory and pipes are shared equally among the rounds that use them. A new round finds the
+    average queue of a system with one round fewer (Reiser and Lavenberg, 1980); then only mean
+    times matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its writes, but
+    reads get the memory only for the rest of the time.
     """
     reading = computing = found = 0.0
     for rounds in range(1, round(at_once) + 1):
@@ -146,8 +146,8 @@ def rate(times: Times, at_once: float) -> float:
 def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
     """Return the seconds of a launch, from its first load to its last store.
 
-    These are the rounds of the busiest multiprocessor at its rate; and no less than all its bytes
-    or instructions, before or after which one round has its other seconds.
+    The busiest multiprocessor runs its rounds at its rate. The launch takes at least the time of
+    all its bytes or instructions, plus the other seconds of one round.
     """
     times, at_once = times_of(gpu, one, grid)
     least = grid.busiest * max(times.memory, times.pipes) + times.own
@@ -155,7 +155,7 @@ def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
 
 
 class Shares(NamedTuple):
-    """The ceilings and the prediction, as shares of copy speed, and the name of the least."""
+    """The ceilings and the prediction, as shares of copy speed, and the lowest one's name."""
 
     issue: float
     overlap: float
@@ -176,13 +176,13 @@ def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
     waves = grid.rounds / gpu.sm_count / grid.busiest
     copy = gpu.latency + grid.rounds * one.needed / gpu.copy
     prediction = min(1.0, copy / seconds(gpu, one, grid))
-    again = {"traffic": traffic} if traffic < 1.0 else {}
-    limit = _limit({one.pipe: issue, "overlap": overlap, **again}, waves, prediction)
+    traffic_column = {"traffic": traffic} if traffic < 1.0 else {}
+    limit = _limit({one.pipe: issue, "overlap": overlap, **traffic_column}, waves, prediction)
     return Shares(issue, overlap, traffic, waves, prediction, limit)
 
 
 def _limit(ceilings: dict[str, float], waves: float, prediction: float) -> str:
-    """Return the name of what bounds a launch most; that may be no ceiling, but waiting in turn."""
+    """Return the name of what limits a launch most: a ceiling, or waiting for each other."""
     if prediction >= _NEAR * min(1.0, waves):
         return "waves" if waves < _NEAR else "copy"
     return min(ceilings, key=lambda name: ceilings[name])

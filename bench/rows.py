@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One provider's times at one point, and the measurement's facts; None is an empty cell."""
+    """One provider's times at one point, and the environment; None is an empty cell."""
 
     date: str
     commit: str  # with a plus if the tree had changes
@@ -31,8 +31,8 @@ class Row:
     p50_us: float
     p80_us: float
     gb_per_s: float
-    # Its bytes per second over the copy's. So it is the copy's p50 over this one, except for
-    # cunorm-ungated, which has fewer bytes than the copy of its point.
+    # Bytes per second relative to the copy: the copy's p50 divided by this one. cunorm-ungated
+    # differs, because it moves fewer bytes than its point's copy.
     of_copy: float
     host_us: float | None  # host cost of a call
     error: (

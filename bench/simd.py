@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The vector instructions that each provider uses on a CPU, and a limit on them.
 
-cunorm's are those that it is compiled for. Where these have no AVX-512, the others get none either,
-so that all are timed as on a machine without it.
+cunorm uses those that it is compiled for. If these lack AVX-512, the others get none either, so
+that all are timed as on a machine without it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _inductor() -> str:
 
 
 def _xla() -> str:
-    """Return what XLA may use, as it does not say what it uses: its limit, or what the CPU has."""
+    """Return what XLA may use: its limit, or what the CPU has. XLA does not report what it uses."""
     given = re.findall(r"--xla_cpu_max_isa=(\S+)", os.environ.get("XLA_FLAGS", ""))
     has = (name for name in ("avx512f", "avx2") if name in cpu_identity())
     return _spelled(given[-1] if given else next(has, "unknown").removesuffix("f"))

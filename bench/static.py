@@ -2,8 +2,8 @@
 """`python -m bench static`: the GPU plans as NVRTC compiles them, and a gate, without a GPU.
 
 The exit status is 1 if a plan spills, has a stack frame, or accesses arrays as large as x in
-narrower pieces than alignment and the plan's pack allow; with --goals, also if loads of a row norm
-stand behind its stores, or a prediction misses a goal.
+smaller pieces than alignment and the plan's pack allow. With --goals it is also 1 if a row norm
+loads after its first store, or if a prediction misses a goal.
 
 Counts of the SASS (static_reads.py, static_packs.py) need nvdisasm:
 `pip install nvidia-cuda-nvdisasm`. --check works without it. From these counts a model (model.py)
@@ -35,7 +35,7 @@ from bench.static_rows import (
 from bench.static_sass import MISSING, disassembler
 from bench.static_summary import changes, goals_table, missed_goals, row_lines, summary
 
-# --check: registers may differ from the table's by so many, as one version of NVRTC comes in
+# --check: registers may differ from the table's by this many, as one version of NVRTC comes in
 # several builds; the columns of _SAME must be equal.
 _REGISTERS = 8
 _SAME = ("spill_stores", "spill_loads", "stack", "planned_bytes", "narrowest_bytes", "narrowed")
@@ -98,9 +98,9 @@ def missed_goals_of(row: Row, goals: bool) -> list[str]:
 
 def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
     """Whether `only` selects a plan; an empty list selects all."""
-    facts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
+    texts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
     return not only or any(
-        all(wanted in ("", fact) for wanted, fact in zip(one, facts, strict=False)) for one in only
+        all(wanted in ("", fact) for wanted, fact in zip(one, texts, strict=False)) for one in only
     )
 
 
@@ -112,8 +112,8 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
     table = {row.key: row for row in rows if row.arch in {f"sm_{p.architecture}" for p in plans}}
     now = {tuple(str(planned_columns(plan)[name]) for name in KEY): plan for plan in plans}
     for key in table.keys() ^ now.keys():
-        where = "the table" if key in table else "the plans"
-        yield f"{' '.join(filter(None, key))}: only in {where}"
+        source = "the table" if key in table else "the plans"
+        yield f"{' '.join(filter(None, key))}: only in {source}"
     common = [key for key in now if key in table]
     for key in common:
         columns = planned_columns(now[key])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What `python -m bench static` compiled before, in the folder $CUNORM_STATIC_CACHE if that is set.
+"""A cache of what `python -m bench static` compiled, in the folder $CUNORM_STATIC_CACHE if set.
 
-So a table after a change of the planner, of the model or of some kernels takes seconds, not
+With it, a table after a change of the planner, the model or some kernels takes seconds instead of
 minutes: only new builds are compiled.
 """
 
@@ -28,7 +28,7 @@ def kept(key: tuple[object, ...], make: Callable[[], Texts]) -> Texts:
         return log, ptx, sass
     found = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}")  # other processes see whole files alone
+    new = path.with_name(f"{path.name}.{os.getpid()}")  # other processes see only complete files
     new.write_bytes(zlib.compress(json.dumps(found).encode(), 1))
     new.replace(path)
     return found

@@ -25,6 +25,6 @@ def launch_columns(found: Shares) -> dict[str, str]:
 
 
 def call_columns(gpu: Gpu, moved: float, time: float) -> dict[str, str]:
-    """Return the columns of a call that takes so long and must move so many bytes."""
+    """Return the columns of a call, given its seconds and the bytes that it must move."""
     share = min(1.0, copy_time(gpu, moved) / time)
     return {"call_prediction": f"{share:.3f}", "microseconds": f"{1e6 * time:.1f}"}

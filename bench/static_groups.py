@@ -13,7 +13,7 @@ from bench.model import LAUNCH, Gpu, ParamGrad, Traffic, Work, between, param_gr
 from bench.rounds import Grid, Round, round_of, seconds, shares
 from bench.static_columns import call_columns, launch_columns
 from bench.static_occupancy import l2_keeps
-from bench.static_packs import LEAST_BYTES, Packs, executed
+from bench.static_packs import MIN_BYTES, Packs, executed
 from bench.static_plan import Plan
 
 Sass = Callable[[Plan], str]
@@ -68,13 +68,13 @@ def call_traffic(plan: Plan) -> Traffic:
 
 
 def count_executed(plan: Plan, sass: str) -> Work | None:
-    """Return what a warp runs; None without a disassembly or with packs that are too small."""
+    """Return what a warp runs; None without a disassembly, or if packs are too small."""
     operands, pack = plan.row_operands(), plan.number("PACK")
-    if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < LEAST_BYTES:
+    if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < MIN_BYTES:
         return None
     sharing = plan.number("CHANNEL_THREADS") * plan.number("POSITION_THREADS")
     packs = Packs(
-        {place: pack * dtype.itemsize for place, (_, dtype) in operands.items()},
+        {slot: pack * dtype.itemsize for slot, (_, dtype) in operands.items()},
         pack * plan.traffic().reads,
         block_elements(plan) / sharing / pack,
     )
@@ -93,7 +93,7 @@ def _counts(plan: Plan, sass_of: Sass) -> Work:
 
 
 def _launch(plan: Plan, gpu: Gpu, found: Work, blocks_per_sm: int) -> tuple[Round, Grid]:
-    """Return what a block does, and how the blocks lie on multiprocessors."""
+    """Return the work of a block, and how blocks are distributed over multiprocessors."""
     traffic, elements = plan.traffic(), block_elements(plan)
     from_l2 = plan.before is not None and _fits_l2(plan, plan.chunk)
     writes = 0 if plan.step == "find" else traffic.writes
@@ -107,7 +107,7 @@ def _launch(plan: Plan, gpu: Gpu, found: Work, blocks_per_sm: int) -> tuple[Roun
 
 
 def _fits_l2(plan: Plan, samples: int) -> bool:
-    """Whether L2 keeps what a launch reads of so many samples."""
+    """Whether L2 keeps what a launch reads of that many samples."""
     return l2_keeps(plan.architecture, samples * _sample_elements(plan) * plan.traffic().reads)
 
 

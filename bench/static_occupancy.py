@@ -66,7 +66,7 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
 
 
 def l2_keeps(architecture: str, size: int) -> bool:
-    """Whether the next launch finds so many bytes in L2: they fit half of it."""
+    """Whether the next launch finds that many bytes in L2: they fit half of it."""
     return size <= ARCHITECTURES[architecture].l2 // 2
 
 

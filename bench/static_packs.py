@@ -2,14 +2,14 @@
 """How often a group norm runs the instructions of its SASS.
 
 A thread copies its packs of a tile to shared memory and loops over them. The compiler unrolls each
-loop and adds code for the remaining packs. Between two barriers, several pieces of code may access
-the packs of the same operands: only the one that takes most packs at a time counts, as often as all
-packs of the thread need. All other instructions count once. Slow paths do not count: blocks that
-call a function, and the shuffles of diverged warps. Code that only some warps run, for a group or a
-channel, counts as if all warps ran it.
+loop and adds code for the remaining packs. So several pieces of code between two barriers may
+access the packs of the same operands. Only the piece that takes most packs at a time counts, as
+often as needed for all packs of the thread. All other instructions count once. Slow paths do not
+count: blocks that call a function, and the shuffles of diverged warps. Code that only some warps
+run, for a group or a channel, counts as if all warps ran it.
 
-Packs are found by loads from and stores to row operands, and by loads from shared memory that are
-wider than those of sums. So packs of less than eight bytes cannot be counted.
+Packs are recognised by accesses to row operands in global memory, and by loads from shared memory
+that are wider than those of sums. So packs of less than eight bytes cannot be counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.static_pointers import STORES, traced
 from bench.static_sass import Block, Instruction
 from bench.static_work import work_of
 
-LEAST_BYTES = 8
+MIN_BYTES = 8
 
 
 class Packs(NamedTuple):
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
 
 
 def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Work:
-    """Count what a warp runs, given the offsets of all pointers; ValueError without packs."""
+    """Count the instructions of a warp, given all pointers' offsets; ValueError without packs."""
     code, reached = traced(text, architecture, pointers)
     parts = list(_split(code, reached, packs))
     seen: dict[int, set[tuple[str, int]]] = {}
@@ -105,12 +105,12 @@ def _accesses(
     """Yield each kind of access to packs, and how many packs it accesses in all."""
     moved: dict[tuple[str, int], float] = {}
     for one in code:
-        places = reached.get(one, frozenset())
-        if places and places <= packs.bytes.keys():
-            place = min(places)
-            kind = ("store" if one.name in STORES else "load", place)
-            moved[kind] = moved.get(kind, 0.0) + one.bytes / packs.bytes[place]
-        elif one.name == "LDS" and one.bytes >= LEAST_BYTES:
+        slots = reached.get(one, frozenset())
+        if slots and slots <= packs.bytes.keys():
+            slot = min(slots)
+            kind = ("store" if one.name in STORES else "load", slot)
+            moved[kind] = moved.get(kind, 0.0) + one.bytes / packs.bytes[slot]
+        elif one.name == "LDS" and one.bytes >= MIN_BYTES:
             moved["shared", 0] = moved.get(("shared", 0), 0.0) + one.bytes / packs.shared
     yield from moved.items()
 

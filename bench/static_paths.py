@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The path of a warp through a kernel's SASS for one row, and how often it repeats each part.
 
-The path is the one that accesses most bytes of row operands and parameters; among equals the one
-that calls fewest slow paths (divisions and roots at the edges of a format, 64-bit divisions of row
-indices), and then the shortest. So it skips the guards of a row's end, and the code of groups and
-of partial sums that does not run for every row.
+The path is the one that accesses most bytes of row operands and parameters. Among equals it is the
+one that calls fewest slow paths (divisions and roots at the limits of a format, 64-bit divisions of
+row indices), then the shortest. So it skips the guards at a row's end, and code of groups and
+partial sums that does not run for every row.
 
-A loop repeats until its accesses to a row operand make up the thread's share of the row. Of a pass
-over a streamed row only the innermost loop repeats: the rest of the pass is remainders. A loop that
-accesses no row operand runs once, and so does the loop over rows.
+A loop repeats until its accesses to a row operand make up the thread's share of the row. In a pass
+over a streamed row, only the innermost loop repeats; the rest of the pass handles remainders. A
+loop that accesses no row operand runs once, and so does the loop over rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 class RowPath(NamedTuple):
-    """The instructions of a row, and those that a block runs once, before and after its rows."""
+    """The instructions of a row, and those that a block runs once, around all its rows."""
 
     row: list[Step]
     once: list[Step]
@@ -56,13 +56,13 @@ class Weights(NamedTuple):
 def row_path(code: list[Block], weights: Weights) -> RowPath:
     """Return the path of a row through a kernel's blocks."""
     finder = _Finder(code, weights)
-    every = frozenset(range(len(code)))
-    path, row_loop = finder.row_loop(every, 0)
+    all_lines = frozenset(range(len(code)))
+    path, row_loop = finder.row_loop(all_lines, 0)
     once = [
         step
         for part in path
         if part is not row_loop
-        for step in finder.steps(part, looped=finder.is_loop(part, every, 0, None))
+        for step in finder.steps(part, looped=finder.is_loop(part, all_lines, 0, None))
     ]
     if row_loop is None:
         return RowPath(once, [])
@@ -94,7 +94,7 @@ class _Finder:
         return path, None
 
     def flatten(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
-        """Return the steps of the best path through a region; inside a loop, to its end."""
+        """Return the steps of the best path through a region; of a loop, to its end."""
         path = self.path(region, entry, region if inside else None)
         loop = region if inside else None
         return [
@@ -223,9 +223,9 @@ def components(
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[number])
                 if low[number] == index[number]:
-                    place = stack.index(number)
-                    found.append(frozenset(stack[place:]))
-                    del stack[place:]
+                    start = stack.index(number)
+                    found.append(frozenset(stack[start:]))
+                    del stack[start:]
             elif other not in index:
                 index[other] = low[other] = len(index)
                 stack.append(other)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A launch on a GPU of any kind, without a GPU: its build, and the layout of its arguments."""
+"""A launch on any kind of GPU, planned without one: its build and the layout of its arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 
 
 class Rows(NamedTuple):
-    """The arrays as large as x in a kernel's arguments, and bytes from one pointer to the next."""
+    """The arrays as large as x in a kernel's arguments, and the distance of their pointers."""
 
     names: tuple[str, ...]
     step: int

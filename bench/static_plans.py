@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The plans of calls on GPUs of any kind, without a GPU: builds, and how threads share rows.
+"""The plans of calls on any kind of GPU, made without one: builds, and how threads share rows.
 
-They come from cunorm's own planner, so that a new kind of plan appears here by itself.
+They come from cunorm's own planner, so that a new kind of plan appears here without a change.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
 # token by token, and group norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
-# Channels, height and width. A block holds whole groups of few positions, a cluster those of more,
-# the largest of these of blocks that have a multiprocessor each; those of most need two launches.
+# Channels, height and width. A block holds whole groups of a few positions, a cluster those of
+# more (the largest with a multiprocessor for each block); the largest samples need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
@@ -53,8 +53,8 @@ _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    Plans with other features than the default ones are added if their builds differ, and those of
-    param_grad, of which many calls have the same, if theirs is new.
+    Plans with other than the default features are added if their builds differ. Plans of
+    param_grad, which many calls share, are added if their build is new.
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
@@ -101,8 +101,8 @@ def plans(
 ) -> Iterator[Plan]:
     """Yield the launches of a call as bench/cases.py makes it.
 
-    `shape` is a row's width alone, or a sample's channels, height and width. There are `samples` of
-    them; 0: as many as have `ELEMENTS` in all.
+    `shape` is the width of a row, or a sample's channels, height and width. `samples` is their
+    number; 0 stands for as many as have `ELEMENTS` in all.
     """
     count = samples or max(1, ELEMENTS // prod(shape))
     launches_of = _group_launches if operator.of_channels else _row_launches

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The pointer arguments that the addresses in a kernel's SASS are computed from.
+"""Finds the pointer arguments from which the addresses in a kernel's SASS are computed.
 
-A pointer is named by its offset in the arguments, in bytes. The analysis follows these through
+A pointer is named by its offset in the arguments, in bytes. The analysis follows pointers through
 registers, along every path of the kernel.
 """
 
@@ -91,9 +91,9 @@ def pointers_of(
 
 
 def _successors(code: list[Block], number: int) -> list[int]:
-    """Return the successors of a block; of a call, only those that no other block leads to.
+    """Return the successors of a block; after a call, only those that no other block leads to.
 
-    A call is a slow path and returns numbers. The fast path beside it leads to the same code, with
+    A call is a slow path that returns numbers. The fast path beside it leads to the same code, with
     the same pointers in its registers.
     """
     block = code[number]
@@ -116,15 +116,15 @@ def _transfer(
     written = results(instruction)
     if not written:
         return
-    places: frozenset[int] = frozenset()
+    slots: frozenset[int] = frozenset()
     constants = [int(c["place"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
     if instruction.name.removeprefix("U").startswith(_ADDRESSES):
         sources = instruction.operands.partition(",")[2]
         known = (reached.get(register, frozenset()) for register in registers(sources))
-        places = frozenset().union(*known, (place for place in constants if place in pointers))
+        slots = frozenset().union(*known, (slot for slot in constants if slot in pointers))
     wide_constant = instruction.name in ("LDC", "ULDC", "LDCU") and constants
     for index, register in enumerate(written):
-        now = places
+        now = slots
         if wide_constant:
             now = frozenset({constants[0] + 4 * index} & pointers)
         if instruction.predicate:

@@ -59,7 +59,7 @@ def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
 
 
 def _global_accesses(ptx: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield of each access: ld or st, its bytes, its address, and the instruction."""
+    """Yield for each access: ld or st, its bytes, its address, and the instruction."""
     for found in _INSTRUCTION.finditer(ptx):
         code, operands = found["code"], found["operands"]
         if access := _ACCESS.match(code):
@@ -102,13 +102,13 @@ class _Definitions:
         while worklist:
             for code, sources in self._of.get(worklist.pop(), ()):
                 if code.startswith("ld.param"):
-                    yield from self._places(sources)
+                    yield from self._pointers_of(sources)
                 elif not code.startswith("ld."):  # a value from memory is no address
                     new = set(_REGISTER.findall(sources)) - seen
                     seen |= new
                     worklist += new
 
-    def _places(self, address: str) -> Iterator[int]:
+    def _pointers_of(self, address: str) -> Iterator[int]:
         """Yield the offset in the struct that an address points to."""
         found = _ADDRESS.search(address)
         if found is None:
@@ -122,6 +122,6 @@ class _Definitions:
             if _PARAMETER.match(first):
                 yield plus
             elif code.startswith("mov."):
-                yield from self._places(f"[{first}+{plus}]")
+                yield from self._pointers_of(f"[{first}+{plus}]")
             elif code.startswith("add."):
-                yield from self._places(f"[{first}+{plus + int(others[0])}]")
+                yield from self._pointers_of(f"[{first}+{plus + int(others[0])}]")

@@ -5,9 +5,9 @@ All counts are along the path of a row (static_paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
   residual_out, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
-  nor do asynchronous copies, as they are of a later row.
-- Instructions are the warp instructions of a row. If blocks walk several rows, a row also has its
-  share of what the block runs once. Predicated instructions count, slow paths do not.
+  nor do asynchronous copies, which read a later row.
+- Instructions are the warp instructions of a row. If blocks walk several rows, each row also gets
+  its share of what the block runs once. Predicated instructions count, slow paths do not.
 - Loads of row operands are in flight together until one of them is needed; later loads wait again.
 """
 
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
     late_loads
         Late loads in the SASS, each counted once.
     work, work_once
-        On the path of a row, and outside of it: a block does the latter once.
+        On the path of a row; outside of it, which a block runs once.
     loaded
         Bytes of row operands that are loaded to registers.
     waits
@@ -72,15 +72,15 @@ class Counts(NamedTuple):
 
 def read(text: str, architecture: str, operands: Operands) -> Counts:
     """Return the counts of a kernel's disassembly."""
-    every = operands.parameters | operands.others | set(operands.rows)
-    code, found = traced(text, architecture, every)
+    all_pointers = operands.parameters | operands.others | set(operands.rows)
+    code, found = traced(text, architecture, all_pointers)
     are_staged = any(one.name == "LDGSTS" for one in found)
     reached = {
-        one: _operand(places, operands, prefers_rows=not are_staged or one.name not in LOADS)
-        for one, places in found.items()
+        one: _operand(slots, operands, prefers_rows=not are_staged or one.name not in LOADS)
+        for one, slots in found.items()
     }
-    rows = {one for one, place in reached.items() if place in operands.rows}
-    wanted = rows | {one for one, place in reached.items() if place in operands.parameters}
+    rows = {one for one, slot in reached.items() if slot in operands.rows}
+    wanted = rows | {one for one, slot in reached.items() if slot in operands.parameters}
     weights = Weights(
         {one: one.bytes for one in wanted},
         lambda steps: _trips(steps, reached, operands),
@@ -101,13 +101,13 @@ def read(text: str, architecture: str, operands: Operands) -> Counts:
     )
 
 
-def _operand(places: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
-    """Return the pointer of an access; if several are possible, the one of a row operand.
+def _operand(slots: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
+    """Return the pointer of an access; if several are possible, that of a row operand.
 
-    If rows are staged, a plain load prefers the other pointers: it reads a row's statistics.
+    If rows are staged, a plain load prefers other pointers, because it reads statistics.
     """
     return min(
-        places, key=lambda place: ((place in operands.rows) != prefers_rows, place), default=None
+        slots, key=lambda slot: ((slot in operands.rows) != prefers_rows, slot), default=None
     )
 
 
@@ -117,10 +117,10 @@ def _trips(
     """Return how often a loop runs until it has accessed the thread's share of a row."""
     elements: dict[tuple[int, bool], float] = {}
     for one, times in steps:
-        place = reached.get(one)
-        if place in operands.rows and place is not None and one.name != "LDGSTS":
-            key = (place, one.name in STORES)
-            elements[key] = elements.get(key, 0.0) + times * one.bytes / operands.rows[place]
+        slot = reached.get(one)
+        if slot in operands.rows and slot is not None and one.name != "LDGSTS":
+            key = (slot, one.name in STORES)
+            elements[key] = elements.get(key, 0.0) + times * one.bytes / operands.rows[slot]
     return max(1.0, operands.share / max(elements.values())) if elements else 1.0
 
 
@@ -146,13 +146,13 @@ def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
     return count + (times if pending else 0.0)
 
 
-def loads_at_once(text: str, architecture: str, place: int, pointers: frozenset[int]) -> float:
-    """Return how many loads of an argument's array are in flight together, in the busiest block.
+def loads_at_once(text: str, architecture: str, slot: int, pointers: frozenset[int]) -> float:
+    """Return how many loads of an argument's array one basic block has in flight, at most.
 
     The block with most such loads is the body of a loop that the compiler unrolled.
     """
     code, found = traced(text, architecture, pointers)
-    loads = {one for one, places in found.items() if place in places and one.name in LOADS}
+    loads = {one for one, slots in found.items() if slot in slots and one.name in LOADS}
     most = max(code, key=lambda block: sum(one in loads for one in block.instructions))
     count = sum(one in loads for one in most.instructions)
     return count / max(1.0, waits([Step(one, 1.0) for one in most.instructions], loads))

@@ -41,19 +41,19 @@ class Row:
     count
         Rows or samples of x; empty if they have 2**26 elements in all.
     aligned_bytes, planned_bytes, narrowest_bytes
-        Bytes of the narrowest access to an array as large as x: as alignment allows; as the plan's
-        pack has it, which width and registers also limit; and as compiled. 0 without such arrays.
+        Bytes of the narrowest access to an array as large as x: allowed by alignment; planned,
+        which width and registers also limit; and compiled. 0 without such arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
     late_loads, instructions
-        Counts of the SASS (static_reads.py, static_packs.py): loads behind a row's first store, of
-        row norms; warp instructions times 32 for each element of x.
+        Counts of the SASS (static_reads.py, static_packs.py): in row norms, loads after a row's
+        first store; warp instructions times 32 for each element of x.
     issue_share, overlap_share, traffic_share, waves_share, prediction
         The shares of copy speed that these allow on the GPU, by a model (model.py), and what it
         predicts. Not measured. Empty if the model has no such GPU.
     call_prediction, microseconds
-        The prediction of a whole call: its share of the speed of a copy of as many bytes, launches
-        included, and its time. Of two launches, both together, in the second's line.
+        The prediction of a whole call, launches included: its share of the speed of a copy of as
+        many bytes, and its time. For two launches, the second one's line has both together.
     limit
         The name of what bounds the launch most; "copy" if nothing does.
     """
@@ -120,7 +120,7 @@ class Row:
         return found
 
     def late(self) -> list[str]:
-        """Return the fault of loads behind stores, of plans that keep rows in registers."""
+        """Return the fault of loads after stores, for plans that keep rows in registers."""
         if self.regime == STREAMED or self.late_loads in ("", "0"):
             return []
         return [f"{self.late_loads} loads stand behind the row's first store"]
@@ -159,10 +159,10 @@ def _static_columns(plan: Plan) -> dict[str, Any]:
         "shared": usage.shared + plan.shared,
         "blocks_per_sm": blocks,
         "warps_per_sm": blocks * -(-plan.threads // 32),
-        "loads_16": _count(counted, "ld", wide=True),
-        "loads_narrow": _count(counted, "ld", wide=False),
-        "stores_16": _count(counted, "st", wide=True),
-        "stores_narrow": _count(counted, "st", wide=False),
+        "loads_16": _count(counted, "ld", is_wide=True),
+        "loads_narrow": _count(counted, "ld", is_wide=False),
+        "stores_16": _count(counted, "st", is_wide=True),
+        "stores_narrow": _count(counted, "st", is_wide=False),
         "narrowest_bytes": min((size for _, size, _ in widths), default=0),
         "narrowed": " ".join(
             sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
@@ -213,11 +213,11 @@ def _widths(plan: Plan, counted: Iterable[Access]) -> list[tuple[str, int, int]]
     ]
 
 
-def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
+def _count(counted: dict[Access, int], kind: str, *, is_wide: bool) -> int:
     return sum(
         count
         for access, count in counted.items()
-        if access.kind == kind and (access.bytes >= WIDE) == wide
+        if access.kind == kind and (access.bytes >= WIDE) == is_wide
     )
 
 

@@ -37,8 +37,8 @@ def disassembler() -> Path | None:
     folders = [home / "bin" for home in homes]
     for package, pattern in (("nvidia", "*/bin"), ("triton", "backends/nvidia/bin")):
         spec = find_spec(package)
-        for place in spec.submodule_search_locations or () if spec else ():
-            folders += sorted(Path(place).glob(pattern))
+        for root in spec.submodule_search_locations or () if spec else ():
+            folders += sorted(Path(root).glob(pattern))
     candidates = (folder / name for folder in folders for name in ("nvdisasm", "nvdisasm.exe"))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -121,7 +121,7 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """Return the blocks of the kernel, the first function of a text; block 0 is its entry.
 
-    The functions behind it, slow paths of divisions and roots, are left out.
+    The functions after it, slow paths of divisions and roots, are left out.
     """
     found, labels = [Block()], {}
     for item in _items(text):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Columns of the static table from the SASS of a plan, on a GPU that the model has.
 
-`instructions` are a warp's instructions for one row, times 32 over the warp's elements of the row:
-a thread's instructions for each element. If blocks walk several rows, the instructions that run
-once are spread over these; a forward's block takes one row.
+`instructions` are a warp's instructions for one row, times 32, divided by the warp's elements of
+the row: a thread's instructions per element. If blocks walk several rows, the instructions that run
+once are divided among them; a forward's block takes one row.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def speed(
 
 
 def _operands(plan: Plan) -> Operands:
-    rows = {place: dtype.itemsize for place, (_, dtype) in plan.row_operands().items()}
+    rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands().items()}
     others = plan.pointers() - plan.parameters() - set(rows)
     return Operands(rows, plan.parameters(), others, _share(plan))
 
 
 def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
-    """Return how a launch's rounds lie on multiprocessors; blocks walk rows, or have one each."""
+    """Return how rounds are distributed over multiprocessors: blocks walk rows or take one each."""
     of_block = plan.threads / _team(plan)
     most = ceil(plan.grid / gpu.sm_count)
     return Grid(
@@ -83,16 +83,18 @@ def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
 
 
 def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
-    """Return what a team does for a row: a block of it, or a warp that has several."""
+    """Return the work for a row by a block of its team, or by a warp that has several rows."""
     traffic, passes, elements = plan.traffic(), _passes(plan), _team(plan) * _share(plan)
     reads = float(traffic.reads)
     resident = grid.at_once * gpu.sm_count * elements * reads
     if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
         reads = max(reads, found.loaded / _share(plan))
-    # What is read again comes from L2, unless that overflows. So do parameters, unless all blocks
-    # begin together.
-    again = 1 - min(1.0, reads * _share(plan) / found.loaded) if plan.regime == STREAMED else 0.0
-    row_latency = gpu.latency + again * (gpu.l2_latency - gpu.latency)
+    # The second read of a row comes from L2, unless that overflows. So do parameters, unless all
+    # blocks start together.
+    read_twice = 0.0
+    if plan.regime == STREAMED:
+        read_twice = 1 - min(1.0, reads * _share(plan) / found.loaded)
+    row_latency = gpu.latency + read_twice * (gpu.l2_latency - gpu.latency)
     are_first = grid.rounds <= grid.at_once * gpu.sm_count
     parameters = found.parameter_waits + found.waits_once / passes
     return round_of(
@@ -107,7 +109,7 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
 
 
 def _team(plan: Plan) -> int:
-    """Return the threads that work on a row together: of a block, or a warp with several rows."""
+    """Return the threads that work together: a block, or a warp that has several rows."""
     return max(32, min(plan.threads, plan.number("THREADS_PER_ROW")))
 
 
@@ -127,11 +129,11 @@ def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
     if launch is None or plan.architecture not in MODELLED:
         return None
     macros = dict(launch.build.macros)
-    sums = [place for name, place in _PARTIAL_SUMS if macros[name] != "absent"]
+    sums = [slot for name, slot in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))
     sass = sass_of(launch.build, plan.architecture)
     of_thread = plan.parts / int(macros["PART_THREADS"])
-    at_once = [max(1.0, loads_at_once(sass, plan.architecture, place, pointers)) for place in sums]
+    at_once = [max(1.0, loads_at_once(sass, plan.architecture, slot, pointers)) for slot in sums]
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
     return ParamGrad(len(sums) * plan.parts * plan.sums_pitch * itemsize, serial)

@@ -44,7 +44,7 @@ class Goal(NamedTuple):
     gpus: tuple[str, ...]
     passes: str = ""  # of a group norm
 
-    def of(self, row: Row) -> bool:
+    def covers(self, row: Row) -> bool:
         """Whether the goal applies to a row."""
         return (
             row.gpu in self.gpus
@@ -83,7 +83,7 @@ def missed_goals(row: Row) -> list[str]:
     return [
         f"{share(row):.3f} of copy speed is predicted, the goal is {goal.wanted}"
         for goal in GOALS
-        if goal.of(row) and share(row) < goal.wanted
+        if goal.covers(row) and share(row) < goal.wanted
     ]
 
 
@@ -106,7 +106,8 @@ def goals_table(rows: list[Row]) -> str:
 
 def _goal_lines(rows: list[Row]) -> Iterator[str]:
     for gpu, goal, kind in product(GPUS, GOALS, KINDS):
-        found = [row for row in rows if row.gpu == gpu and goal.of(row) and kind_of(row) == kind]
+        covered = (row for row in rows if row.gpu == gpu and goal.covers(row))
+        found = [row for row in covered if kind_of(row) == kind]
         if found:
             met = sum(share(row) >= goal.wanted for row in found)
             late = sum(bool(row.late()) for row in found)
@@ -144,7 +145,7 @@ def row_lines(rows: list[Row]) -> str:
 
 
 def changes(old: list[Row], new: list[Row]) -> str:
-    """Return a line for each launch whose time, by the model, differs by more than a percent."""
+    """Return a line for each launch whose predicted time differs by more than a percent."""
     before = {(row.gpu, row.key): row for row in old if row.microseconds}
     lines = []
     for row in new:

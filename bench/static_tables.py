@@ -16,7 +16,7 @@ _SMALL = ("4096", "320x64x64")
 
 
 def page(rows: list[Row]) -> str:
-    """Return what a page says of the calls that the default plans make."""
+    """Return what a page says about the calls that the default plans make."""
     calls = [row for row in rows if row.call_prediction and not row.features]
     large = [row for row in calls if not row.count and passes(row) is not None]
     small = [row for row in calls if row.count and row.shape in _SMALL]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What instructions of SASS ask of a multiprocessor: the pipes that they go to, and their time.
+"""What SASS instructions cost a multiprocessor: the pipes that they use, and their time.
 
 The pipes are those of the CUDA C++ Programming Guide's table of arithmetic throughput. An
-instruction that is in none of the lists takes a slot to issue and no more.
+instruction in none of the lists takes only an issue slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BARRIER = 30.0  # clocks until warps that come together go on (published microb
 
 
 def work_of(steps: Iterable[Step]) -> Work:
-    """Return the work of a warp that goes such a path."""
+    """Return the work of a warp along a path."""
     total = fma = integer = special = shuffles = shared = exchanges = 0.0
     steps = list(steps)
     for one, times in steps:

@@ -20,7 +20,7 @@ from cunorm._backends.cpu.threads import thread_count
 
 if TYPE_CHECKING:
     from bench.engine import Device, Failure
-    from bench.machine import Facts
+    from bench.machine import Environment
     from bench.rows import Row
 
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
@@ -55,8 +55,8 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     from bench import machine, report, rows
 
     points = _points(options)
-    facts = machine.facts(device, found)
-    print(f"{facts}\n{device.note}", flush=True)
+    environment = machine.environment(device, found)
+    print(f"{environment}\n{device.note}", flush=True)
     _progress("compiling")
     device.prepare(points)
     timed: list[Row] = []
@@ -65,7 +65,7 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     if options.out:
         rows.write_csv(options.out, [])
     try:
-        for new, failed in _time_points(device, points, found, facts, options):
+        for new, failed in _time_points(device, points, found, environment, options):
             left -= 1
             timed += new
             failures += failed
@@ -87,12 +87,12 @@ def _time_points(
     device: Device,
     points: Sequence[grid.Point],
     found: Sequence[providers.Provider],
-    facts: Facts,
+    environment: Environment,
     options: argparse.Namespace,
 ) -> Iterator[tuple[list[Row], list[Failure]]]:
     """Yield the rows and failures of each point, until the time is over.
 
-    Points may become equal if memory is too small for them; these are timed once.
+    If memory is too small, points shrink and may become equal; equal points are timed once.
     """
     from bench import engine
 
@@ -108,7 +108,7 @@ def _time_points(
             usable = [p for p in found if p.supports(point.operator, point.direction, point.dtype)]
             point = device.fitting(point, 1 + len(usable))
             if str(point) not in seen:
-                new, failed = engine.time_point(device, point, found, facts, options.seconds)
+                new, failed = engine.time_point(device, point, found, environment, options.seconds)
         except Exception as error:  # the other points are still timed
             failed = [engine.Failure(point, engine.COPY, error)]
         # Less memory may be free than before: the point may have become smaller again.

@@ -33,15 +33,15 @@ class Row:
     Attributes
     ----------
     minimum
-        Of arrays as large as x, each byte counted once.
+        Bytes of arrays as large as x, each counted once.
     read_again
-        Of arrays that the regime reads a second time, as it does not keep them.
+        Bytes of arrays that the regime reads a second time, because it does not keep them.
     moved, ratio
-        Of arrays as large as x, each access counted; and over the sum of the two above.
+        Bytes of all accesses to arrays as large as x; divided by the sum of the two above.
     others
-        Of parameters, statistics, partial sums and the workspace, each byte counted once.
+        Bytes of parameters, statistics, partial sums and the workspace, each counted once.
     of_sectors
-        `moved` over the bytes of the sectors that the warps' accesses touch.
+        `moved` divided by the bytes of the sectors that the warps' accesses touch.
     """
 
     operator: str

@@ -43,7 +43,7 @@ _ROWS = {
 
 
 class Call(NamedTuple):
-    """A call of an operator; a group norm's is of one sample."""
+    """A call of an operator; of a group norm, on one sample."""
 
     operator: Operator
     direction: str
@@ -84,7 +84,7 @@ def count(call: Call) -> Count:
     names = [name for name in _ROWS[call.direction] if _has(operator, name)]
     launches, pointers = _launches(call, names)
     kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
-    large = [launch.of(pointer) for launch in kernels for pointer in pointers.values()]
+    large = [launch.range_at(pointer) for launch in kernels for pointer in pointers.values()]
     size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
     moved = sum(found.loaded + found.stored for found in large)
     sectors = sum(found.load_sectors + found.store_sectors for found in large)
@@ -98,7 +98,7 @@ def count(call: Call) -> Count:
 
 
 def _others(launches: list[Launch], large: set[int]) -> int:
-    """Add up the bytes of other arrays that a kernel touches, each once, in its largest launch."""
+    """Add up the bytes of other arrays that a kernel's largest launch touches, each once."""
     most: dict[tuple[str, int], int] = {}
     for launch in launches:
         for found in launch.ranges:

@@ -97,8 +97,8 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "text's 256x256 log-bigram-count matrix"
     )
     parser.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
-    where = "where to run; by default on CUDA if there is a device, else on the CPU"
-    parser.add_argument("--device", choices=("cpu", "cuda"), help=where)
+    devices = "where to run; by default on CUDA if there is a device, else on the CPU"
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=devices)
     parser.add_argument("--quick", action="store_true", help="only a few telling norms")
     plot = (
         "also draw the speed of some norms over the size of x, beside that of plain NumPy (or "

@@ -45,12 +45,12 @@ class _Drawing:
         """Draw lines of text; one that begins with * is bold."""
         for i, line in enumerate(text.splitlines()):
             bold = ' font-weight="bold"' if line.startswith("*") else ""
-            place = f'x="{x:g}" y="{y + 16 * i:g}" text-anchor="{anchor}"{bold}'
-            self.svg += f"<text {place}>{escape(line.lstrip('*'))}</text>\n"
+            attributes = f'x="{x:g}" y="{y + 16 * i:g}" text-anchor="{anchor}"{bold}'
+            self.svg += f"<text {attributes}>{escape(line.lstrip('*'))}</text>\n"
 
     def box(self, x: float, y: float, w: float, h: float, text: str, fill: str = PLAIN) -> None:
-        place = f'x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}"'
-        self.svg += f'<rect {place} fill="{fill}" stroke="#52606d"/>\n'
+        attributes = f'x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}"'
+        self.svg += f'<rect {attributes} fill="{fill}" stroke="#52606d"/>\n'
         self.text(x + w / 2, y + h / 2 + 4 - 8 * text.count("\n"), text, "middle")
 
     def arrow(self, x: float, y: float, x2: float, y2: float) -> None:
@@ -63,12 +63,12 @@ def _source() -> _Drawing:
     macros = "X_T=fp32  Y_T=fp32  WEIGHT_T=fp32\nRESIDUAL_T=absent  CENTER=false  …"
     d.box(10, 10, 330, 62, f"*kernels_cu/row_norm_forward.cu\n{macros}", BLUE)
     shares = f"{team.threads_per_row} threads share a row,\n{team.packs * team.pack} numbers each"
-    for x, compiler, width, of, runs in (
+    for x, compiler, width, held_by, runs in (
         (10, "NVRTC, by CuPy", ROWS.width, team, f"the GPU\n{shares}"),
         (182, "the C++ compiler", "0: an argument", CPU_TEAM, "all cores\na thread takes a row"),
     ):
         d.arrow(x + 79, 72, x + 79, 98)
-        macros = f"WIDTH={width}\nPACK={of.pack}  PACKS={of.packs}"
+        macros = f"WIDTH={width}\nPACK={held_by.pack}  PACKS={held_by.packs}"
         d.box(x, 100, 158, 60, f"*{compiler}\n{macros}", ORANGE)
         d.arrow(x + 79, 160, x + 79, 186)
         d.box(x, 188, 158, 60, f"*on {runs}", GREEN)
@@ -178,8 +178,8 @@ def _group_tiles() -> _Drawing:
             unit, part = divmod(tile, parts)
             fill = PLAIN if unit != 1 else ORANGE if part == 1 else BLUE
             (column, columns), (row, rows) = ((unit, units), (part, parts))[:: 1 if is_last else -1]
-            place = (x + 152 / columns * column, 90 + 152 / rows * row, 152 / columns, 152 / rows)
-            d.box(*place, "", fill)
+            box = (x + 152 / columns * column, 90 + 152 / rows * row, 152 / columns, 152 / rows)
+            d.box(*box, "", fill)
         channels = f"unit: {groups * SAMPLE.group_channels} channels,\n{groups} of 32 groups"
         kib = tiling.shared(GROUP_FORWARD, is_last) >> 10
         tile_of = f"part: {tiling.part_positions} positions\ntile: {kib} KiB"

@@ -138,18 +138,18 @@ def draw_costs(title: str, moved: Costs, seconds: Costs) -> Figure:
 
 def draw_bars(axes: Axes, label: str, scale: float, costs: Costs) -> None:
     """Draw a pair of bars for each direction, and over the fused one its share of the naive one."""
-    places, width = np.arange(len(DIRECTIONS)), 0.38
+    xs, width = np.arange(len(DIRECTIONS)), 0.38
     for side, colour, (name, numbers) in zip(
         (-0.5, 0.5), (OTHER, CUNORM), with_sums(costs).items(), strict=True
     ):
         heights = scale * np.array(numbers)
-        bars = axes.bar(places + side * width, heights, width, color=colour, label=name)
+        bars = axes.bar(xs + side * width, heights, width, color=colour, label=name)
         texts = [f"{height:.0f}" if height >= 100 else f"{height:#.3g}" for height in heights]
         if name == "fused":
             changes = (f"{-saved:+.0f} %".replace("-", "−") for saved in saved_percent(costs))
             texts = [f"{text}\n{change}" for text, change in zip(texts, changes, strict=True)]
         axes.bar_label(bars, texts, fontsize=9, padding=2)
-    axes.set_xticks(places, DIRECTIONS)
+    axes.set_xticks(xs, DIRECTIONS)
     axes.set_ylabel(label)
     axes.margins(y=0.12)
     axes.spines[["top", "right"]].set_visible(False)

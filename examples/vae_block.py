@@ -27,7 +27,7 @@ from tqdm import trange
 
 import cunorm
 
-MOST_SHRUNK = 40  # to 10x12
+MAX_SHRINK = 40  # to 10x12
 NOISE = 0.15  # standard deviation; white is 1
 STEP = 1e-4  # of the finite difference; its relative error is some 1e-10
 TOLERANCE = 1e-7
@@ -112,8 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.channels % options.groups:
         multiple = f"expected a multiple of --groups, {options.groups}"
         parser.error(f"--channels is {options.channels}, {multiple}")
-    if options.shrink > MOST_SHRUNK:
-        parser.error(f"--shrink is {options.shrink}, expected at most {MOST_SHRUNK}")
+    if options.shrink > MAX_SHRINK:
+        parser.error(f"--shrink is {options.shrink}, expected at most {MAX_SHRINK}")
     xp = array_module(options.device)
     keep_freed_memory()
     # Threads of NumPy's matrix products and of cunorm would wait by spinning on each other's cores.

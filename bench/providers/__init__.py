@@ -59,7 +59,7 @@ def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, E
             if device == "cuda":
                 require_gpu(provider.arrays)
             found.append(provider)
-        except Exception as error:  # of any kind, as it is another library's
+        except Exception as error:  # another library may raise anything
             failures[name] = error
     return found, failures
 

@@ -15,13 +15,13 @@ from bench.providers.base import Provider
 
 
 class Autograd(Provider):
-    """Functions of named tensors; the backward is of a forward that was recorded once."""
+    """Functions of named tensors; the backward repeats on a forward that was recorded once."""
 
     arrays = "torch"
 
     @abstractmethod
     def function(self, operator: Operator, width: int) -> Function:
-        """Return the operator for rows of a width, or so many channels."""
+        """Return the operator for a row width or a number of channels."""
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of the recorded results."""

@@ -35,7 +35,7 @@ class Cunorm(Provider):
 
 
 class Ungated(Cunorm):
-    """cunorm without the gate, for operators with one: it shows the cost of the gate."""
+    """cunorm without the gate, for operators that have one: it shows the cost of the gate."""
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
         """Whether the operator has a gate."""

@@ -13,7 +13,7 @@ from bench.providers.autograd import Autograd
 
 
 class Quack(Autograd):
-    """RMSNorm through autograd; LayerNorm by its two functions, as it has no autograd."""
+    """RMSNorm through autograd; LayerNorm through its two functions, which lack autograd."""
 
     name = "quack"
     distribution = "quack-kernels"

@@ -28,11 +28,11 @@ from cunorm._core.tensor import Device
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 # CuPy 14.0 copies views of more than 2 GiB wrongly, and 13 knows no bfloat16.
 _MIN_CUPY = (14, 1)
-_MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
+_MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # has st.async, with which blocks send each other sums
 
 
 def launch(planned: Launch, function: Any, arguments: bytes, stream: int) -> None:
-    """Start a function of the current device, with the bytes of its one struct argument."""
+    """Start a function of the current device; its only argument is a struct, as bytes."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
@@ -59,12 +59,12 @@ def _ready(build: KernelBuild, current_device: int) -> tuple[Any, bool]:
 def _load(build: KernelBuild) -> Any:
     """Compile a build for the current device, or read it from CuPy's cache on disk, and load it.
 
-    The function is of this device: a RawKernel would look for it at each launch. It may be launched
-    with all the shared memory that a block can have.
+    The function belongs to this device: a RawKernel would look it up at each launch. It may use all
+    the shared memory that a block can have.
     """
     cupy = _cupy()
     gpu = cupy.cuda.Device()
-    gpu.use()  # as the driver is asked about modules that CuPy has loaded on other threads
+    gpu.use()  # driver calls on this thread may concern modules that CuPy loaded on another
     options = compile_options(build)
     kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
     try:
@@ -88,11 +88,11 @@ def prepare(build: KernelBuild, device: Device) -> bool:
 def compile_options(build: KernelBuild) -> tuple[str, ...]:
     """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
 
-    It also adds ``--device-as-default-execution-space``, without which NVRTC 13.0 takes lambdas for
-    functions of the host; given here as well, it would be defined twice.
+    It also adds ``--device-as-default-execution-space``, without which NVRTC 13.0 treats lambdas as
+    host functions; an option that is given twice is an error.
 
-    ``--fmad=false``: a product and a sum are contracted only where the source says ``fma``, so that
-    a result does not depend on the rest of the build.
+    ``--fmad=false``: a product and a sum are contracted only where the source says ``fma``, so a
+    result does not depend on the rest of the build.
     """
     macros = tuple(f"-D{name}={value}" for name, value in build.macros)
     includes = tuple(f"-I{folder}" for folder in cuda_include_folders())
@@ -103,8 +103,8 @@ def compile_options(build: KernelBuild) -> tuple[str, ...]:
 def cuda_include_folders() -> tuple[Path, ...]:
     """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, if there is one.
 
-    The wheels of NVRTC's major version come first. CuPy finds those of CUDA 13 itself; those of
-    CUDA 12 have no common root, and CuPy 14 looks no further.
+    Wheels of NVRTC's major version come first. CuPy finds those of CUDA 13 itself; those of CUDA 12
+    have no common root, and CuPy 14 does not search them.
     """
     major = nvrtc_version()[0]
     spec = importlib.util.find_spec("nvidia")
@@ -150,10 +150,10 @@ def gpu_caps(device: Device) -> GpuCaps:
 
 
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
-    """Return the caps of a device, with smaller clusters, or none, where it has no room for them.
+    """Return the caps of a device, with smaller clusters, or none, if it has no room for larger.
 
-    A part of a GPU may have no room for clusters that each whole GPU takes. Blocks are assumed to
-    have a multiprocessor each, as those of misaligned arrays may.
+    A partition of a GPU may lack room for clusters that the whole GPU has room for. Assume that
+    each block has a multiprocessor to itself, as blocks for misaligned arrays may.
     """
     caps: GpuCaps = gpu_caps(device)
     more_than_half = caps.shared_memory_per_sm // 2
@@ -186,7 +186,7 @@ class _Prepared(NamedTuple):
 class Launcher:
     """Starts kernels on a stream of a device, given the addresses of arrays.
 
-    It makes new arguments in each call, as several threads may call it at once.
+    Each call makes new arguments, because several threads may call it concurrently.
     """
 
     def __init__(self, prepared: Sequence[_Prepared], device: Device) -> None:
@@ -242,7 +242,7 @@ def _cupy() -> Any:
     return cupy
 
 
-require = _cupy  # for an ImportError where CuPy is not installed
+require = _cupy  # raises ImportError if CuPy is not installed
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA driver's own functions, where CuPy has none for them.
+"""Functions of the CUDA driver that CuPy does not wrap.
 
-They need a context, which a thread may lack, autograd's for one: CuPy makes it for a launch and a
-load, and ``with Device(i)`` makes none where that device is the current one. ``use()`` does.
+They need a context, which a thread may lack (for example autograd's). CuPy creates it for launches
+and loads. ``with Device(i)`` does not if that device is already current; ``Device.use()`` does.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ from cunorm._core.memo import memoize
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of a function's attributes
 _INVALID_CLUSTER_SIZE = 912  # of its statuses
-_MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES = 12030  # of CUDA; before, a capture does not take them
+_MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES = 12030  # before 12.3, a stream capture refuses them
 
 # CUlaunchConfig of the driver API: grid, block, bytes of shared memory, stream, address and number
-# of attributes. None of these says a cluster's size: the kernel has it.
+# of attributes. The cluster size is not among them: it is compiled into the kernel.
 _CONFIG = struct.Struct("@3I3IIPPI0P")
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and the value 1.
 _PROGRAMMATIC = ctypes.create_string_buffer(struct.pack("@I4xI60x", 6, 1))
@@ -39,9 +39,9 @@ def _opened(path: str) -> ctypes.CDLL:
 
 
 def check(cupy: Any, status: int, what: str) -> None:
-    """Raise a RuntimeError that says what the driver does not do, unless a status is 0."""
+    """Raise a RuntimeError about what the driver failed to do, unless the status is 0."""
     if status:
-        error = cupy.cuda.driver.CUDADriverError(status)  # it knows the status' name
+        error = cupy.cuda.driver.CUDADriverError(status)  # has the status's name
         raise RuntimeError(f"the CUDA driver does not {what}: {error}") from error
 
 
@@ -50,9 +50,9 @@ def allow_large_clusters(cupy: Any, function: Any) -> None:
 
 
 def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
-    """Return the number of clusters that the current device, or our part of it, runs at a time.
+    """Return how many clusters the current device, or our partition of it, runs at a time.
 
-    Any other error than that there is no room is raised: without clusters results have other bits.
+    Only a lack of room returns 0; other errors are raised: without clusters, bits would differ.
     """
     blocks = launch.build.cluster
     try:
@@ -81,14 +81,14 @@ def has_programmatic_launches(cupy: Any) -> bool:
 def launch_dependent(
     cupy: Any, function: Any, launch: Launch, arguments: bytes, stream: int
 ) -> None:
-    """Start a kernel that may begin while the launch before it on the stream still runs.
+    """Start a kernel that may begin while the previous launch on the stream still runs.
 
-    CuPy, whose launches have no attributes, has started that one on this thread: it has a context.
+    CuPy, whose launches cannot have attributes, made the previous one: this thread has a context.
     """
     grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)
-    place = ctypes.c_char_p(arguments)  # where the one argument lies
-    status = _launch_function(library())(config, function.ptr, ctypes.byref(place), None)
+    argument = ctypes.c_char_p(arguments)  # the address of the only argument
+    status = _launch_function(library())(config, function.ptr, ctypes.byref(argument), None)
     check(cupy, status, f"launch {launch.build.kernel}")
 
 

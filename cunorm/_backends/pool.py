@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compile and load many builds ahead, several at once, with a progress bar."""
+"""Compile and load many builds in parallel, with a progress bar."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -21,10 +21,10 @@ def compile_concurrently(
     *,
     with_headers: bool = False,
 ) -> int:
-    """Compile and load builds, as many at once as there are workers; return how many are new.
+    """Compile and load builds with a pool of workers; return how many are new.
 
-    `step` is called after each. With headers, those that a CPU's later builds share are compiled,
-    too. A RuntimeError has the first build that does not compile, when all others are done.
+    Call `step` after each. `with_headers` also compiles the headers that later CPU builds share.
+    If builds fail, finish the others, then raise a RuntimeError about the first failure.
     """
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
@@ -37,12 +37,12 @@ def compile_concurrently(
             for build in builds:
                 tasks[pool.submit(prepare, build)] = build
             left = set(tasks)
-            while left:  # in slices, as a signal just before a wait would not interrupt it
+            while left:  # in slices: a signal just before an endless wait would not interrupt it
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
                 for _ in done:
                     step()
-        except BaseException:  # the user does not want to wait
-            stop.set()  # first, as a second interrupt may end this
+        except BaseException:  # an interrupt: the user does not want to wait
+            stop.set()  # first: a second interrupt may end this handler
             for task in tasks:
                 task.cancel()
             raise
@@ -56,11 +56,11 @@ def compile_concurrently(
 
 
 def progress_bar(total: int, **options: Any) -> Any:
-    """Return tqdm's bar of so many builds, None where tqdm is not installed."""
+    """Return a tqdm bar for `total` builds, None if tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
         return None
-    # tqdm's thread that watches bars would stay for as long as the process lives.
+    # tqdm's monitor thread would live as long as the process.
     unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
     return unwatched(total=total, unit="build", miniters=1, **options)

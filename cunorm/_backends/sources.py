@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The kernels' source text, with local includes inlined, as CuPy's cache ignores their text."""
+"""The kernels' source text, with local includes inlined, because CuPy's cache ignores headers."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 @cache
 def kernel_folder() -> Path:
-    """Return the folder of the `.cu` files: in the package once installed, else beside it."""
+    """Return the folder of the `.cu` files: inside an installed package, else beside it."""
     here = Path(__file__).parent.parent
     for folder in (here / "kernels_cu", here.parent / "kernels_cu"):
         if (folder / "row.cuh").is_file():
@@ -23,7 +23,7 @@ def kernel_folder() -> Path:
 
 @memoize(maxsize=64)
 def source_text(kernel: str, include: tuple[Path, ...] = ()) -> str:
-    """Return the text of `kernel` with local includes in place, looked up in `include` first."""
+    """Return the text of `kernel` with local includes inlined; search `include` first."""
     seen: set[Path] = set()
     return "\n".join(_inlined(f"{kernel}.cu", (*include, kernel_folder()), seen)) + "\n"
 
@@ -46,6 +46,6 @@ def _inlined(name: str, folders: tuple[Path, ...], seen: set[Path]) -> list[str]
 
 
 def error_lines(log: Iterable[str]) -> list[str]:
-    """Return the first lines of a compiler's log that name errors, else any, for an error text."""
+    """Return the first lines of a compiler's log that contain "error", or its first lines."""
     lines = [f"  {line}" for line in log if line.strip()]
     return ([line for line in lines if "error" in line] or lines)[:8]

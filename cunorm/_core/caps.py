@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""The caps of a device, which launch plans depend on, and the features of a GPU that they use.
+"""The capabilities of a device, on which launch plans depend, and the GPU features that they use.
 
-The features are tested by interpreting the kernels' PTX: in four orders of threads, with copies as
-early and as late as they may be, and with a search for races. That is no run on a GPU:
-`CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
-Without them long rows and large samples are read twice, rows are loaded when they are needed, and a
-launch begins when the one before it has ended.
+The features are tested by interpreting the kernels' PTX: in four thread orders, with copies as
+early and as late as possible, and with a race detector. They have not run on a GPU yet.
+`CUNORM_FEATURES=none` in the environment turns them off; a list of names turns on only those.
+Without them, long rows and large samples are read twice, rows are loaded when they are needed, and
+a launch starts when the previous one has ended.
 """
 
 import os
 from typing import NamedTuple
 
 _VARIABLE = "CUNORM_FEATURES"
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes
-# Multiprocessors that a backward uses at most: no GPU had more when this was written, and so memory
-# for partial sums can be planned before the GPU is known.
+PORTABLE_CLUSTER = 8  # the cluster size, in blocks, that every GPU with clusters supports
+# A backward uses at most so many multiprocessors, so that memory for partial sums can be planned
+# before the GPU is known. No GPU had more when this was written.
 MAX_SMS = 256
-MIN_ASYNC_COPY_BYTES = 4  # bytes of an asynchronous copy, at least
+MIN_ASYNC_COPY_BYTES = 4
 
 
 class Features(NamedTuple):
     clusters: bool = False  # blocks that share a row or groups and send each other their sums
-    async_copies: bool = False  # of rows, while others are computed, and of samples
-    largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
-    programmatic_launches: bool = False  # of a kernel that waits for the one before it itself
+    async_copies: bool = False  # of samples, and of rows while others are computed
+    largest_cluster: int = 16  # blocks; halved while the driver has no room
+    programmatic_launches: bool = False  # the kernel itself waits for the previous launch
 
 
 class GpuCaps(NamedTuple):
@@ -43,7 +43,7 @@ class CpuCaps(NamedTuple):
 Caps = CpuCaps | GpuCaps
 
 NONE = Features()
-# From which compute capability on a GPU has a feature, and where it is used by default; 90 is 9.0.
+# The lowest compute capability with a feature, and where it is used by default; 90 is 9.0.
 MIN_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
 _BY_DEFAULT = {
     "clusters": range(90, 110),
@@ -65,7 +65,7 @@ def features_of(compute_capability: str) -> Features:
 
 
 def describe_feature(name: str) -> str:
-    """Return a text: on which GPUs a feature is used, and how it was tested."""
+    """Describe on which GPUs a feature is used, and how it was tested."""
     named, since, used = _named(), MIN_CAPABILITY[name] / 10, _BY_DEFAULT[name]
     if named is not None:
         state = f"on from compute capability {since}" if name in named else "off"

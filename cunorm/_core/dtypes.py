@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The four storage types, and their translation from and to the dtypes of array libraries."""
+"""The four storage types, and their conversion from and to the dtypes of array libraries."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +32,13 @@ ALLOWED = "float16, bfloat16, float32 or float64"
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
 }
-# By the dtype of NumPy, CuPy and JAX arrays. bfloat16 is added when it is first met, so that
-# ml_dtypes is not imported without need.
+# Keyed by the dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs, so that
+# ml_dtypes is imported only if needed.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
 def promoted(a: DType, b: DType) -> DType:
-    """Return the type of a sum of the two: float16 with bfloat16 gives float32."""
+    """Return the type of a sum: float16 with bfloat16 gives float32."""
     if a is b:
         return a
     return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
@@ -50,7 +50,7 @@ def compute_type(*dtypes: DType | None) -> DType:
 
 
 def pass_hint(argument: str, instead: str) -> str:
-    """Return the end of an error that says what to pass; no copy will do where results go."""
+    """Return the end of an error that says what to pass; "" for outputs, which cannot be copies."""
     return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"
 
 
@@ -90,7 +90,7 @@ def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | 
 
 
 def _name(spec: object) -> str | None:
-    """Return the name of a dtype in its library, None for what is no dtype."""
+    """Return the name of a dtype in its library, None if `spec` is no dtype."""
     if isinstance(spec, str):
         return spec
     if type(spec).__module__.partition(".")[0] == "torch":

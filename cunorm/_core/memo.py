@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounded caches of functions, and maps of what is loaded once, all emptied by one call."""
+"""Bounded caches of functions, and maps of things loaded once; `clear_all` empties all of them."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -33,29 +33,29 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 
 
 def typed_key(number: Any) -> tuple[Any, type, str] | None:
-    """Return a number or None with its type and sign, as 0.0 equals -0.0 and Decimals."""
+    """Return a key that distinguishes numbers by type and sign, as 0.0 == -0.0 == Decimal(0)."""
     return None if number is None else (number, type(number), str(number))
 
 
 class OnceMap(Generic[K, V]):
-    """Values by key, each loaded once in a process: by the first of the threads that need it."""
+    """Values by key, each loaded once in a process, by the first thread that needs it."""
 
     def __init__(self) -> None:
         self.values: dict[K, V] = {}
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
-            # A forked child has no thread to release a lock that one of its parent's held.
+            # No thread of a forked child would release a lock that a thread of its parent held.
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def get(self, key: K) -> V | None:
         return self.values.get(key)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
-        """Return a value, and the flag of `load`, False where it was loaded before."""
+        """Return a value, and the flag that `load` returned; False if it was loaded before."""
         try:
             with self._loading.setdefault(key, Lock()):
-                values = self.values  # clear() puts another in its place
+                values = self.values  # clear() replaces it
                 value = values.get(key)
                 if value is not None:
                     return value, False
@@ -63,8 +63,8 @@ class OnceMap(Generic[K, V]):
                 values[key] = value
                 return value, flag
         finally:
-            self._loading.pop(key, None)  # a thread that waits for this lock finds the value
+            self._loading.pop(key, None)  # threads that wait for this lock find the value
 
     def clear(self) -> None:
-        """Load everything anew from now on; what is being loaded is not kept."""
+        """Load everything again from now on; values that are being loaded now are not kept."""
         self.values = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which arrays of a call share memory: byte extents are compared, then a bounded exact solve."""
+"""Finds arrays of a call that share memory: by byte extents, then by a bounded exact solver."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,7 @@ class OverlapCheck:
             if spec is not None and 0 not in spec.shape
         ]
         outputs_first = sorted(given, key=lambda one: one[0] < first_output)
-        # The slots and specs of two arrays, and the bounds of the difference of their addresses
-        # between which they may meet.
+        # For each pair: slots, specs, and the range of address differences with a possible overlap.
         self._pairs = [
             (output, other, a, b, other_low - high, other_high - low)
             for output, a, low, high in given
@@ -59,7 +58,7 @@ class OverlapCheck:
 
 @memoize()
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
-    """Whether two arrays share memory, the first lying so many bytes behind the second."""
+    """Whether two arrays share memory if the first begins `difference` bytes after the second."""
     base = 1 << 60  # NumPy compares extents, and reads nothing there
     first = host_array(ArrayView(base + difference, a, None, None, writable=False))
     second = host_array(ArrayView(base, b, None, None, writable=False))
@@ -70,7 +69,7 @@ def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
 
 
 def _extent(spec: TensorSpec) -> tuple[int, int]:
-    """Return where the first byte lies, and the end of the last one, from the first element."""
+    """Return the lowest byte offset from the first element, and the end of the highest."""
     lowest, highest = 0, 1
     for stride, size in zip(spec.strides, spec.shape, strict=True):
         step = stride * (size - 1)

@@ -17,15 +17,15 @@ ACTIVATIONS: dict[str, str] = {name: name for name in get_args(Activation)} | {"
 
 
 def describe_type(kind: type) -> str:
-    """Return what a value of a wrong type is; a scalar of NumPy is named by its module, too."""
+    """Describe a wrong type for an error; NumPy scalars are named with their module."""
     scalar_of = f"{kind.__module__}." if issubclass(kind, np.generic) else ""
     return "None" if kind is type(None) else f"of type {scalar_of}{kind.__qualname__}"
 
 
 def array_hint(function: str, argument: str, value: object, make: str = "numpy.asarray") -> str:
-    """Return the end of an error for what is no array: how to make one, or what it was meant for.
+    """Return the end of an error for a non-array: how to make an array, or what was meant instead.
 
-    `make` is the name of a function that makes one.
+    `make` is the name of a function that makes an array.
     """
     kind, items = type(value), value if isinstance(value, list | tuple) else [value]
     is_numpy = make == "numpy.asarray"
@@ -82,7 +82,7 @@ def epsilon(function: str, eps: object) -> float:
 
 
 def parse_c(function: str, c: object) -> float | None:
-    """Return c, the length of a normalised row, as a float."""
+    """Return c, the length to which rows are scaled, as a float or None."""
     return None if c is None else finite(function, "c", c, "a finite number or None")
 
 
@@ -95,7 +95,7 @@ def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -
 
 
 def activation(function: str, argument: str, value: Any) -> str:
-    """Return the name in the sources of an activation."""
+    """Return the name of an activation in the CUDA sources."""
     return ACTIVATIONS[choice(function, argument, value, ACTIVATIONS)]
 
 
@@ -146,18 +146,18 @@ def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows:
     """Check that a given output has its shape, and strides that kernels can follow."""
     if spec is None:
         return
-    where = f"{function}: {argument}"
+    subject = f"{function}: {argument}"
     if spec.shape != shape:
-        raise ValueError(f"{where} has shape {spec.shape}, expected {shape}")
+        raise ValueError(f"{subject} has shape {spec.shape}, expected {shape}")
     own_memory(function, argument, spec)
     if rows.layout(spec) is None:
         several = "contiguous rows and at most three leading axes that no single stride walks"
         expected = "a contiguous array" if rows is WHOLE else several
-        raise ValueError(f"{where} has strides {spec.strides}, expected {expected}")
+        raise ValueError(f"{subject} has strides {spec.strides}, expected {expected}")
 
 
 def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
-    """Check that no elements of a given output share memory: axes step over shorter ones."""
+    """Check that no two elements of a given output share memory."""
     reach = 1
     for stride, size in sorted(zip(map(abs, spec.strides), spec.shape, strict=True)):
         if size > 1 and stride < reach and 0 not in spec.shape:
@@ -169,7 +169,7 @@ def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
 
 
 def accumulators(function: str, wanted: Collection[str], given: Mapping[str, OptionalSpec]) -> None:
-    """Check that there are arrays to which the wanted parameters' gradients can be added."""
+    """Check that there are arrays to which the requested parameter gradients can be added."""
     for name in ("dweight", "dbias"):
         spec = given[name]
         if name in wanted and (spec is None or spec.dtype not in (FLOAT32, FLOAT64)):

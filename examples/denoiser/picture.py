@@ -54,10 +54,10 @@ def draw_figure(shown: Shown) -> Figure:
     figure = Figure(figsize=(13, 6.6), layout="constrained")
     figure.suptitle("A residual block denoises a picture: every group norm + SiLU by cunorm")
     axes = figure.subplots(2, MAPS)
-    for place, name in enumerate(("clean", "noisy", "denoised")):
+    for column, name in enumerate(("clean", "noisy", "denoised")):
         image = getattr(shown, name)
         quality = "" if name == "clean" else f", {decibels(image, shown.clean):.1f} dB"
-        _show(axes[0, place], image.clip(0, 1), name + quality)
+        _show(axes[0, column], image.clip(0, 1), name + quality)
     gradient = shown.gradient.sum(axis=-1)
     limit = np.quantile(abs(gradient), 0.995)
     colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -66,12 +66,12 @@ def draw_figure(shown: Shown) -> Figure:
     # The channel of each fifth that varies most.
     spread = shown.maps.std(axis=(0, 1))
     fifths = np.array_split(np.arange(spread.size), MAPS)
-    for place, fifth in zip(axes[1], fifths, strict=True):
+    for panel, fifth in zip(axes[1], fifths, strict=True):
         if fifth.size:
             channel = fifth[np.argmax(spread[fifth])]
             title = f"gn2 + SiLU, channel {channel}"
-            _show(place, shown.maps[..., channel], title, cmap="magma")
-        place.axis("off")
+            _show(panel, shown.maps[..., channel], title, cmap="magma")
+        panel.axis("off")
     return figure
 
 

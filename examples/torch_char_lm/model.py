@@ -71,14 +71,14 @@ class Model(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.characters = nn.Embedding(shape.vocabulary, shape.width)
-        self.places = nn.Embedding(shape.context, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
         self.layers = nn.ModuleList(Layer(shape.width, shape.heads) for _ in range(shape.layers))
         self.last_norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits; ids are (batch, time), logits (batch, time, vocabulary)."""
-        x = self.characters(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        x = self.characters(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             x = layer(x)
         return self.head(self.last_norm(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are more than their memory, or on another device, as any operand or result."""
+"""Arrays that are not plain memory, or on another device, as any operand or result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.arguments.wrong_memory import (
     CONTIGUOUS,
-    PLACES,
+    OUTPUTS,
     SIZE,
     UNUSABLE,
     UNWRITABLE,
@@ -48,8 +48,8 @@ STATES = [
 ]
 
 
-def places_of(call):
-    """Yield of each array of a call: its container, its key, and its name in errors."""
+def tensor_arguments(call):
+    """Yield for each array of a call: its container, its key, and its name in errors."""
     for named in (call.arrays, call.out):
         for key in arrays_of(named):
             label = "out" if call.result is None else f"out.{key}"
@@ -65,7 +65,7 @@ def test_a_tensor_that_is_not_its_memory_is_refused_after_any_call(name):
     call = call_of(name, kind="torch")
     if call.workspace is not None:
         call.workspace = call.workspace.view(call.arrays["x"].dtype)  # bytes cannot require grad
-    for named, key, argument in places_of(call):
+    for named, key, argument in tensor_arguments(call):
         plain = named[key]
         for make, error, text in STATES:
             call.run()
@@ -113,7 +113,7 @@ def test_a_tensor_that_cannot_be_a_workspace_is_refused():
 def test_jax_arrays_are_neither_results_to_write_nor_workspaces():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     check_refused(
-        place.case(ValueError, UNWRITABLE, jax.numpy.asarray(place.right)) for place in PLACES
+        output.case(ValueError, UNWRITABLE, jax.numpy.asarray(output.right)) for output in OUTPUTS
     )
     check_refused(workspace_cases(ValueError, UNUSABLE, jax.numpy.ones(SIZE, "float32")))
 

@@ -64,7 +64,7 @@ def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = Non
 
 
 def gated(argument: str, expected: str, values: Any) -> Cases:
-    """Yield each error with a gate and without: options of a gate are checked in both cases."""
+    """Yield each error with and without a gate: a gate's options are checked in both cases."""
     for case in wrong(argument, NAME, expected, values):
         yield case
         yield case._replace(change=case.change | {"gate": None})
@@ -212,7 +212,9 @@ FEW_CHANNELS = [
     ((3, 8), -1, "x.shape[-1]"),
     ((3, 5, 8), -1, LAST),
 ]
-OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
+OF_ROW, OF_SAMPLE = (
+    f"one element for each {unit}" for unit in ("row of x", "group of each sample")
+)
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"

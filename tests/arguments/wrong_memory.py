@@ -45,7 +45,7 @@ TYPE, VALUE = TypeError, ValueError
 STATISTICS = ("mean", "rstd")
 
 
-class Place(NamedTuple):
+class Output(NamedTuple):
     """A result of a function: its field, its name in errors, and a valid array."""
 
     name: str
@@ -61,17 +61,17 @@ class Place(NamedTuple):
         return self.name in GROUP_NORMS
 
 
-def places() -> list[Place]:
+def outputs() -> list[Output]:
     found = []
     for name in FUNCTIONS:
         call = call_of(name)
         results = call.out | ({"dresidual": call.out["dx"]} if call.result is NormGrads else {})
         label = "out" if call.result is None else "out.{}"
-        found += [Place(name, field, label.format(field), a) for field, a in results.items()]
+        found += [Output(name, field, label.format(field), a) for field, a in results.items()]
     return found
 
 
-PLACES = places()
+OUTPUTS = outputs()
 
 
 def other_types() -> Cases:
@@ -86,27 +86,27 @@ def other_types() -> Cases:
 
 
 def shapes() -> Cases:
-    for place in PLACES:
-        right, more = place.right.shape, ""
-        if place.is_group_norm() and place.field not in ("dweight", "dbias"):
+    for output in OUTPUTS:
+        right, more = output.right.shape, ""
+        if output.is_group_norm() and output.field not in ("dweight", "dbias"):
             each = "one element for each group of each sample"
-            more = f", {each if place.field in STATISTICS else 'the shape of x'}"
+            more = f", {each if output.field in STATISTICS else 'the shape of x'}"
         for shape in ((3,), (*right, 1), (1, *right[1:])):
             text = f"has shape {shape}, expected {right}{more}"
-            yield place.case(VALUE, text, np.zeros(shape, "f4"))
-        if place.field in STATISTICS and not place.is_group_norm():
+            yield output.case(VALUE, text, np.zeros(shape, "f4"))
+        if output.field in STATISTICS and not output.is_group_norm():
             for shape in ((5,), (10,), (2, 5), (5, 1)):
                 text, wrong = f"has shape {shape}, expected (5, 2)", np.zeros(shape, "f4")
-                yield place.case(VALUE, text, wrong, groups=2)
+                yield output.case(VALUE, text, wrong, groups=2)
 
 
 def strides() -> Cases:
-    for place in PLACES:
-        two = np.zeros((*place.right.shape, 2), np.float32)[..., 0]
-        expected = LINES if place.is_group_norm() else FOLLOWED
-        expected = expected if place.field in OF_ROWS else CONTIGUOUS
+    for output in OUTPUTS:
+        two = np.zeros((*output.right.shape, 2), np.float32)[..., 0]
+        expected = LINES if output.is_group_norm() else FOLLOWED
+        expected = expected if output.field in OF_ROWS else CONTIGUOUS
         steps = tuple(step // 4 for step in two.strides)
-        yield place.case(VALUE, f"has strides {steps}, expected {expected}", two)
+        yield output.case(VALUE, f"has strides {steps}, expected {expected}", two)
     x, four = np.ones((2, 2, 2, 2, 3), np.float32), np.zeros((2, 3, 2, 3, 2, 3, 2, 3), np.float32)
     y = four[:, 0, :, 0, :, 0, :, :]
     text = f"out has strides {tuple(step // 4 for step in y.strides)}, expected {FOLLOWED}"
@@ -114,12 +114,12 @@ def strides() -> Cases:
 
 
 def sharing() -> Cases:
-    for place in PLACES:
-        rest = place.right.strides[1:]
+    for output in OUTPUTS:
+        rest = output.right.strides[1:]
         for step in (0, 1) if rest else (0,):
-            one = as_strided(np.zeros(1000, np.float32), place.right.shape, (4 * step, *rest))
+            one = as_strided(np.zeros(1000, np.float32), output.right.shape, (4 * step, *rest))
             text = f"has strides {(step, *(s // 4 for s in rest))}, {SHARING}"
-            yield place.case(VALUE, text, one)
+            yield output.case(VALUE, text, one)
 
 
 def dtypes() -> Cases:
@@ -132,30 +132,30 @@ def dtypes() -> Cases:
         ("residual", "float16", "float32", "the new residual stream", {}),
         ("residual", "float32", "float16", "the new residual stream", new_stream),
     ]
-    for place in PLACES:
-        for field, wrong, right, of, more in agreed:
-            if field == place.field and more.keys() <= parameters_of(place.name):
-                text = f"has dtype {wrong}, expected {right}, that of {of}"
-                yield place.case(VALUE, text, np.zeros_like(place.right, wrong), **more)
+    for output in OUTPUTS:
+        for field, wrong, right, hint, more in agreed:
+            if field == output.field and more.keys() <= parameters_of(output.name):
+                text = f"has dtype {wrong}, expected {right}, that of {hint}"
+                yield output.case(VALUE, text, np.zeros_like(output.right, wrong), **more)
         text = f"has dtype int32, expected {DTYPES}"
-        yield place.case(TYPE, text, np.zeros_like(place.right, "i4"))
-        if place.field in STATISTICS:
-            rule = COMPUTE["group" if place.is_group_norm() else "row"]
+        yield output.case(TYPE, text, np.zeros_like(output.right, "i4"))
+        if output.field in STATISTICS:
+            rule = COMPUTE["group" if output.is_group_norm() else "row"]
             text = f"has dtype float64, expected float32, {rule}"
-            yield place.case(TYPE, text, np.zeros_like(place.right, "f8"))
+            yield output.case(TYPE, text, np.zeros_like(output.right, "f8"))
 
 
 def absent() -> Cases:
-    for place in PLACES:
-        taken = parameters_of(place.name)
+    for output in OUTPUTS:
+        taken = parameters_of(output.name)
         if "needs" in taken:
-            operand = "x" if place.field == "dresidual" else place.field.removeprefix("d")
+            operand = "x" if output.field == "dresidual" else output.field.removeprefix("d")
             others = tuple({"x", "weight", "bias"} - {operand})
-            yield place.case(VALUE, ABSENT, place.right, needs=others)
+            yield output.case(VALUE, ABSENT, output.right, needs=others)
             if operand != "x":
                 alone = {"weight_offset": 0.0, "gate_position": "post"}
                 more = {operand: None} | {one: alone[one] for one in alone.keys() & taken}
-                yield place.case(VALUE, ABSENT, place.right, **more)
+                yield output.case(VALUE, ABSENT, output.right, **more)
     x = np.zeros((5, 8), np.float32)
     for field, array in {"dweight": x[0], "dbias": x[0], "dgate": x}.items():
         out = NormGrads(**{field: array})
@@ -166,26 +166,26 @@ def absent() -> Cases:
 
 
 def unwritable() -> Cases:
-    for place in PLACES:
-        memory = np.zeros(place.right.nbytes + 1, np.uint8)[1:]
-        unaligned = memory.view(np.float32).reshape(place.right.shape)
-        for wrong in (np.broadcast_to(place.right, place.right.shape), unaligned):
-            yield place.case(VALUE, UNWRITABLE, wrong)
+    for output in OUTPUTS:
+        memory = np.zeros(output.right.nbytes + 1, np.uint8)[1:]
+        unaligned = memory.view(np.float32).reshape(output.right.shape)
+        for wrong in (np.broadcast_to(output.right, output.right.shape), unaligned):
+            yield output.case(VALUE, UNWRITABLE, wrong)
 
 
 def accumulators() -> Cases:
-    for place in PLACES:
-        if place.field in ("dweight", "dbias"):
-            call = call_of(place.name)
+    for output in OUTPUTS:
+        if output.field in ("dweight", "dbias"):
+            call = call_of(output.name)
             kinds = [
                 (np.zeros(8, NUMPY_DTYPES[d]), f"of dtype {d}") for d in ("float16", "bfloat16")
             ]
             for wrong, got in [(None, "None"), *kinds]:
-                change = {"out": call.out_of(call.out | {place.field: wrong}), "accumulate": True}
-                yield Case(place.name, VALUE, f"{place.label} is {got}, {TO_ADD_TO}", change)
-        if place.field == "dweight":
+                change = {"out": call.out_of(call.out | {output.field: wrong}), "accumulate": True}
+                yield Case(output.name, VALUE, f"{output.label} is {got}, {TO_ADD_TO}", change)
+        if output.field == "dweight":
             change = {"out": None, "accumulate": True}
-            yield Case(place.name, VALUE, f"{place.label} is None, {TO_ADD_TO}", change)
+            yield Case(output.name, VALUE, f"{output.label} is None, {TO_ADD_TO}", change)
 
 
 # --- workspaces -----------------------------------------------------------------------------------

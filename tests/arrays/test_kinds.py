@@ -118,11 +118,11 @@ def try_kind(kind):
 
 
 @pytest.mark.parametrize(
-    "every", [KINDS, pytest.param(GPU_KINDS, marks=pytest.mark.gpu)], ids=["CPU", "GPU"]
+    "kinds_by_operand", [KINDS, pytest.param(GPU_KINDS, marks=pytest.mark.gpu)], ids=["CPU", "GPU"]
 )
-def test_operands_of_several_frameworks_go_together_and_x_decides(every):
+def test_operands_of_several_frameworks_go_together_and_x_decides(kinds_by_operand):
     weight = optional("weight", SHAPE[-1], "float32")
-    available = [kind for kind in map(try_kind, every.values()) if kind]
+    available = [kind for kind in map(try_kind, kinds_by_operand.values()) if kind]
     expected = available[0].get(cunorm.rms_norm(available[0].put(X), available[0].put(weight)))
     assert len(available) > 1
     for one, other in zip(available, available[1:] + available[:1], strict=True):
@@ -165,9 +165,9 @@ def test_numpy_arrays_that_are_memory_of_another_kind_are_read_right(name, monke
     if is_read_there is not None:
         calls = record_launches(monkeypatch)
         cunorm.rms_norm(array)
-        place = calls[0].x.pointer
-        assert (place == array.__array_interface__["data"][0]) == is_read_there
-        assert place % array.itemsize == 0
+        address = calls[0].x.pointer
+        assert (address == array.__array_interface__["data"][0]) == is_read_there
+        assert address % array.itemsize == 0
 
 
 # --- DLPack, PyTorch ------------------------------------------------------------------------------
@@ -210,6 +210,6 @@ def test_torchs_inference_mode_changes_nothing():
     x = kind.put(X)
     with kind.torch.inference_mode():
         y = cunorm.rms_norm(x)
-        again = cunorm.rms_norm(x.clone(), out=kind.torch.empty(SHAPE))
-    for one in (y, again):
+        reused = cunorm.rms_norm(x.clone(), out=kind.torch.empty(SHAPE))
+    for one in (y, reused):
         np.testing.assert_array_equal(one, cunorm.rms_norm(x))

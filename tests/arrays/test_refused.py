@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Arrays that differ from their memory, and objects that are no arrays: errors name the fix.
 
-Each is passed to `rms_norm` twice, as no cached call may accept the second. Further objects and
-dtypes are in tests/arguments/wrong_input.py.
+Each is passed to `rms_norm` twice, because a cached call might accept the second. Further objects
+and dtypes are in tests/arguments/wrong_input.py.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class On(Foreign):
 
 
 def consumed():
-    again = On(X, 1)
-    np.from_dlpack(again)
-    return again
+    refused = On(X, 1)
+    np.from_dlpack(refused)
+    return refused
 
 
 # Each: how to create it, the error, and its message.

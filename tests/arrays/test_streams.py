@@ -2,8 +2,8 @@
 """The order of a launch and the work of other frameworks on their own streams.
 
 On the software GPU streams are late: they work only when the host waits for them, so a missing wait
-gives wrong numbers. The order in which the host waits for two streams decides which missing wait
-shows.
+gives wrong numbers. Which missing wait shows depends on the order in which the host waits for two
+streams.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NVRTC compiles activations to few registers, and those of floats to code without a call.
+"""NVRTC compiles activations to few registers, and float activations without function calls.
 
 No GPU is needed. A thread of the kernel has one point.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists of kernels on several threads: each block runs once, each kernel after the former one."""
+"""Lists of kernels on several threads: each block runs once, each kernel after the previous one."""
 
 import ctypes
 import subprocess
@@ -63,11 +63,11 @@ def entry(tmp_path_factory):
 
 
 def calls_of(grids, work, parts=None):
-    """Yield calls of so many blocks and elements; their arrays are notes of each, and a clock."""
+    """Yield calls with these numbers of blocks and elements; their arrays are logs and a clock."""
     names = [f"notes {number}" for number in range(len(grids))]
-    places = {name: place for place, name in enumerate((*names, "clock"))}
+    slots = {name: slot for slot, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
-        writer = ArgsWriter(places)
+        writer = ArgsWriter(slots)
         writer.pointer("clock")  # not the first array: after the last task its place would be one
         writer.pointer(names[number])
         launch = Launch(KernelBuild("note", ()), grid, 1)
@@ -76,7 +76,7 @@ def calls_of(grids, work, parts=None):
 
 @pytest.fixture
 def run(entry, monkeypatch):
-    """Return a function that runs kernels on several threads, twice, and returns their notes."""
+    """Return a function that runs kernels on several threads, twice, and returns their logs."""
     monkeypatch.setattr(_cpu, "libraries", lambda builds: [entry for _ in builds])
 
     def run(grids, threads, work=None):

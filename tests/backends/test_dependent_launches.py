@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Of two launches of a call the second may begin while the first runs, where the GPU takes that."""
+"""The second launch of a call may begin while the first runs, if the GPU supports that."""
 
 from __future__ import annotations
 

@@ -75,10 +75,10 @@ def covers():
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
     """Also in place, and in arrays of any layout."""
     draw = random.Random(label(case))
-    of = {"shape": (1, 3, 7, 33)}
+    shape = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:
-        of = {"samples": Samples(2, (1, 3, 2, 5), 40, 8, *draw.choice([(True, -1), (False, 1)]))}
-    call_of(kernel, arranged(kernel, draw, case | of), OnNumpy()).check()
+        shape = {"samples": Samples(2, (1, 3, 2, 5), 40, 8, *draw.choice([(True, -1), (False, 1)]))}
+    call_of(kernel, arranged(kernel, draw, case | shape), OnNumpy()).check()
 
 
 def test_y_may_be_written_over_x_where_the_stream_has_an_array_of_its_own():

@@ -38,7 +38,7 @@ FLAGGED = 'if [ -e "{folder}/flag" ]; then {what}; fi\n'
 
 
 def flagged(folder, what):
-    """Return the script of a compiler that does something while a file is there."""
+    """Return the script of a compiler that does something while a file exists."""
     (folder / "flag").touch()
     does = FLAGGED.format(folder=folder, what=what.format(folder=folder))
     return f"{ANSWERS}{does}{copies()}"

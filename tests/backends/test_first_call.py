@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A first call compiles its builds at the same time, and says so where that takes long.
+"""A first call compiles its builds in parallel, and says so if that takes long.
 
 The compilers here only copy a library.
 """
@@ -47,7 +47,7 @@ def builds_of_two():
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Return a function that sets after how many seconds a call that waits says so."""
+    """Return a function that sets after how many seconds a waiting call prints its line."""
     monkeypatch.setattr(_waiting, "is_announced", threading.Event())
     monkeypatch.setattr(_waiting, "PATIENCE", 60)
     return lambda seconds: monkeypatch.setattr(_waiting, "PATIENCE", seconds)

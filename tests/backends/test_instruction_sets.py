@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The CPU's builds for other instruction sets are right, and have the bits of this machine's own.
 
-Those of 64-bit ARM are run by an emulator. A cross compiler is used as any compiler, but
-refuses -march=native. Only the libraries run in the emulator, on copies of the arrays. This shows
-no speed, and not what depends on the order in which a real machine's cores see stores, nor on
-instructions beyond those of ARMv8.0.
+An emulator runs builds for 64-bit ARM. A cross compiler is used like any other, but refuses
+-march=native. Only the libraries run in the emulator, on copies of the arrays. This shows no speed,
+no effects of a real machine's memory order, and no instructions beyond ARMv8.0.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from tests.support.placed import Samples
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = needs_a_compiler
 
-# Runs a list of kernels, see launch.h. Arguments: a file, which holds the arrays, their addresses
-# as offsets in it, and the list, whose functions are numbers of libraries; where the addresses
-# begin, and how many there are; the number of threads; the libraries.
+# Runs a list of kernels, see launch.h. Arguments: a file that holds the arrays, their addresses (as
+# offsets in the file) and the list (functions are indices of libraries); the position and number of
+# the addresses; the number of threads; the libraries.
 PROGRAM = r"""
 #include <cstdlib>
 #include <dlfcn.h>
@@ -90,19 +89,19 @@ class Emulator:
         def run(pointers: Any) -> None:
             offsets = [0] * len(pointers)
             self.memory = bytearray()
-            for place, one in enumerate(plan.kernel_specs()):
-                if pointers[place]:
-                    self.memory += bytes(-len(self.memory) % 64 + 64 + pointers[place] % 64)
-                    offsets[place] = len(self.memory)
-                    self.memory += ctypes.string_at(pointers[place], one.nbytes)
+            for slot, one in enumerate(plan.kernel_specs()):
+                if pointers[slot]:
+                    self.memory += bytes(-len(self.memory) % 64 + 64 + pointers[slot] % 64)
+                    offsets[slot] = len(self.memory)
+                    self.memory += ctypes.string_at(pointers[slot], one.nbytes)
             self.memory += bytes(-len(self.memory) % 64)
             offsets[-1] = len(self.memory)
             self.memory += bytes(lowered.workspace)
             start(offsets)
-            for place in range(op.first_output, len(pointers) - 1):
-                if pointers[place]:
-                    begin, size = offsets[place], plan.specs[place].nbytes
-                    ctypes.memmove(pointers[place], bytes(self.memory[begin : begin + size]), size)
+            for slot in range(op.first_output, len(pointers) - 1):
+                if pointers[slot]:
+                    begin, size = offsets[slot], plan.specs[slot].nbytes
+                    ctypes.memmove(pointers[slot], bytes(self.memory[begin : begin + size]), size)
 
         return _dispatch.Loaded(run)
 

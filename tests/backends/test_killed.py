@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Processes that are killed in a first call, or find the disk full, at any moment of it.
+"""Processes that are killed, or find the disk full, at any moment of a first call.
 
 The next call is right, and only temporary folders are left. Most compilers here copy a library.
 """

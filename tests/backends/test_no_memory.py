@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Without memory a call is an error, or has fewer threads; the next is right, and memory stays.
+"""Without memory a call fails or uses fewer threads; the next call is right, and nothing leaks.
 
 The limits are of the address space, in processes of their own.
 """

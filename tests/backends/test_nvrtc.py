@@ -73,7 +73,7 @@ def check_has_room(launch: Launch, architecture: str) -> None:
 
 
 def shares():
-    """Yield test parameters; CI runs a sixteenth of the cover for 90, one share of the others."""
+    """Yield test parameters; CI runs a sixteenth of the cover for 9.0, less of the others."""
     for (number, architecture), share in product(enumerate(ARCHITECTURES), range(SHARES)):
         is_kept = share % 16 == 0 if architecture == "90" else share == 4 * number + 1
         marks = () if is_kept else pytest.mark.exhaustive

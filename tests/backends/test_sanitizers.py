@@ -2,9 +2,9 @@
 """Sanitizers find nothing in the CPU's builds.
 
 They run in another process, which has the sanitizer's library loaded from the start.
-AddressSanitizer and UndefinedBehaviorSanitizer see a cover of operands and layouts, ThreadSanitizer
-all kernels with several threads. It does not know the barriers of OpenMP: threads and barriers of
-POSIX stand in.
+AddressSanitizer and UndefinedBehaviorSanitizer run a cover of operands and layouts, ThreadSanitizer
+all kernels with several threads. It does not know OpenMP's barriers, so POSIX threads and barriers
+replace them.
 """
 
 from __future__ import annotations

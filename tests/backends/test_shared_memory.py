@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared memory in plans of row_norm_backward: the kernel's, and within a GPU's limits."""
+"""Plans of row_norm_backward reserve the shared memory that the kernel uses, within GPU limits."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def cuda_loads(monkeypatch):
 
 
 def check_warmup(case, device, make, loads):
-    """Warm up, call, clear, call: both load the same; a warmup for any rows loads no less."""
+    """Warm up, call, clear, call: both load the same builds; `rows=None` loads at least these."""
     done = described.warm_up(case, device, rows=case["shape"][0])
     warmed = set(loads)
     assert done.builds == len(warmed) == len(loads)

@@ -23,7 +23,7 @@ KIND = re.compile(r" \([^()]*(Error|Warning)[^()]*\)$")  # after a message
 
 X, Y, IMAGES = (np.ones(shape, np.float32) for shape in ((2, 8), (3, 8), (2, 8, 64)))
 BYTES = np.zeros(4096, np.uint8)
-WHERE = BYTES[-BYTES.ctypes.data % 16 :]  # aligned
+ALIGNED = BYTES[-BYTES.ctypes.data % 16 :]  # aligned
 RSTD = np.ones(2, np.float32)
 
 Calls = dict[str, Callable[[], Any]]  # by the start of a message on the page
@@ -103,8 +103,8 @@ MEMORY: Calls = {
     "out has strides (1, 2)": lambda: rms(out=np.ones((8, 2), np.float32).T),
     "out has strides …": lambda: group(IMAGES, out=np.ones((2, 64, 8), "f4").swapaxes(1, 2)),
     "out cannot be written": lambda: rms(out=np.frombuffer(X.tobytes(), "f4").reshape(2, 8)),
-    "workspace has 8 bytes": lambda: backward(workspace=WHERE[:8]),
-    "workspace cannot be used": lambda: backward(workspace=WHERE[1:]),
+    "workspace has 8 bytes": lambda: backward(workspace=ALIGNED[:8]),
+    "workspace cannot be used": lambda: backward(workspace=ALIGNED[1:]),
 }
 
 
@@ -190,12 +190,12 @@ def jax_calls() -> Calls:
 
 
 def rows(page: str) -> list[str]:
-    """Return the messages of tables, some with several, without what they are."""
+    """Return the messages in the page's tables, without their explanations."""
     return [KIND.sub("", cell.replace("`", "")) for cell in ROW.findall(page)]
 
 
 def check(start: str, raised: str) -> None:
-    """Check that a message begins as the page's of this start, in which … is any text."""
+    """Check that a message matches the page's message with this start; … stands for any text."""
     whole = rows(PAGE.read_text(encoding="utf-8"))
     messages = [part for row in whole for part in (row, *row.split("; ")) if part.startswith(start)]
     assert messages, f"docs/errors.md has no {start!r}, which is {raised!r}"

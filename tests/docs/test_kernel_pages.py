@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pages on kernels quote the sources as they are, and show the plans as they are."""
+"""The pages on kernels quote the current sources and show the current plans."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_the_table_of_teams_is_what_is_planned():
     table = TEAMS.findall((DOCS / "kernels/row-norms.md").read_text("utf-8"))
     assert len(table) == 9
     for width, *teams in table:
-        where = RowShape(16384, int(width))
+        rows = RowShape(16384, int(width))
         launches = (
-            cuda_forward(ForwardTypes(**forward), where, 4, limits_of("90")),
-            cuda_backward(BackwardTypes(**backward, dweight=True), where, 4, limits_of("90")),
+            cuda_forward(ForwardTypes(**forward), rows, 4, limits_of("90")),
+            cuda_backward(BackwardTypes(**backward, dweight=True), rows, 4, limits_of("90")),
         )
         assert teams == [cell for launch in launches for cell in team_of(launch)], width

@@ -24,7 +24,7 @@ MODULES = re.compile(
 
 
 class Example(NamedTuple):
-    """The code of a page's block, after that of the blocks that it goes on from."""
+    """The code of a page's block, after the code of the blocks that it continues."""
 
     name: str
     code: str
@@ -123,7 +123,7 @@ def test_every_public_function_is_named_in_the_readme():
 
 def test_every_file_that_the_readme_links_or_lists_is_there():
     text = PAGES[0].read_text(encoding="utf-8")
-    places = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    places += re.findall(r"^\| `([\w/]+/)` \|", text, re.M)
-    assert len(places) > 4
-    assert [place for place in places if not (ROOT / place).exists()] == []
+    paths = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    paths += re.findall(r"^\| `([\w/]+/)` \|", text, re.M)
+    assert len(paths) > 4
+    assert [path for path in paths if not (ROOT / path).exists()] == []

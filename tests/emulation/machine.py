@@ -58,10 +58,10 @@ def machine(
 ) -> Iterator[list[Launch]]:
     """Run calls on such a GPU; yield a list that gets each launch.
 
-    `grid` limits the blocks of a launch, so that each block walks rows, or each launch has some of
-    the samples. `sources` replace the texts of kernels. `spared` are bytes of shared memory that
-    plans must not use. `alone` is whether a group norm's block may have a multiprocessor alone. The
-    rest are settings of the software GPU.
+    `grid` limits the blocks of a launch, so that each block walks several rows, or each launch has
+    only some of the samples. `sources` replace the texts of kernels. `spared` is the number of
+    bytes of shared memory that plans must not use. `alone` says whether a group norm's block may
+    have a multiprocessor to itself. The rest are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))

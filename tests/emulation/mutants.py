@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Mutants of a kernel: its text without one barrier or guard.
 
-One text has all mutants, and is compiled once for a build; an int selects the mutant at run time.
+One text contains all mutants and is compiled once per build; an int selects the mutant at run time.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def _module(kernel: Any) -> ctypes.c_void_p:
 
 def _variable(module: ctypes.c_void_p, name: str, kind: Any) -> Any:
     """Return a variable of a module; on the software GPU its memory is the process's."""
-    place, size = ctypes.c_uint64(), ctypes.c_size_t()
-    found = (ctypes.byref(place), ctypes.byref(size), module, name.encode())
+    address, size = ctypes.c_uint64(), ctypes.c_size_t()
+    found = (ctypes.byref(address), ctypes.byref(size), module, name.encode())
     if _driver().cuModuleGetGlobal_v2(*found):
         raise RuntimeError(f"the module has no variable {name}")
-    return kind.from_address(place.value)
+    return kind.from_address(address.value)
 
 
 def _driver() -> ctypes.CDLL:

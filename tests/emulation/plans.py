@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Sizes for every kind of plan, small enough for an interpreter.
 
-With one multiprocessor, each block of a backward walks three or more rows. Blocks of a forward walk
-several rows, and launches of a group norm have some of the samples, only if a launch is limited to
-a few blocks, which no real GPU requires: `machine(grid=...)`.
+With one multiprocessor, each block of a backward walks three or more rows. `machine(grid=...)`
+limits a launch to a few blocks, which no real GPU requires: only then do blocks of a forward walk
+several rows, and launches of a group norm have only some of the samples.
 """
 
 from __future__ import annotations

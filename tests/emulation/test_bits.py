@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of a row or sample have the same bits in any layout, among any rows, in any grid."""
+"""A row or sample has the same bits in any layout, among any other rows, and in any grid."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run(planned, settings=None, **case):
 
 @some_plans
 def test_results_do_not_depend_on_strides_nor_on_alignment_nor_on_being_in_place(planned):
-    expected, places = run(planned), ("dy", "x") if "backward" in planned.kernel else ("x", "all")
+    expected, aliases = run(planned), ("dy", "x") if "backward" in planned.kernel else ("x", "all")
     arrangements = [{"layouts": 1}, {"layouts": 3}, {"offset": 1}]
-    arrangements += [{"in_place": place} for place in places]
+    arrangements += [{"in_place": aliased} for aliased in aliases]
     for more in arrangements:
         for name, field in run(planned, **more).items():
             assert_same_bits(field, expected[name], f"{name}, {more}")
@@ -50,9 +50,9 @@ def test_results_do_not_depend_on_strides_nor_on_alignment_nor_on_being_in_place
 def test_a_row_does_not_depend_on_other_rows_nor_its_place_nor_the_grid(planned):
     expected, case = run(planned), planned.case
     count = math.prod(case["shape"][:3]) if "shape" in case else 4
-    every = list(range(count))
-    for settings, picked in (({}, every[::-1]), ({}, [1, 1, 0]), ({"multiprocessors": 132}, None)):
+    order = list(range(count))
+    for settings, picked in (({}, order[::-1]), ({}, [1, 1, 0]), ({"multiprocessors": 132}, None)):
         for name, field in run(planned, settings, picked=picked).items():
             if name in OF_A_ROW:
-                rows = expected[name].reshape(count, -1)[every if picked is None else picked]
+                rows = expected[name].reshape(count, -1)[order if picked is None else picked]
                 assert_same_bits(field.reshape(rows.shape), rows, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once; a streamed row's inputs of sums are read twice."""
+"""A row norm moves each element once; of streamed rows, the inputs of sums are read twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(posi
     with machine(), counting() as launches:
         call.check()
     loaded = {
-        name: launches[0].of(placed.array.data.ptr).loaded
+        name: launches[0].range_at(placed.array.data.ptr).loaded
         for name, placed in call.inputs.items()
         if placed is not None
     }
@@ -80,7 +80,7 @@ def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(pl
         call.check()
     size = call.inputs["x"].array.nbytes
     rows = [placed.array for placed in call.arrays if placed.array.nbytes == size]
-    moved = [launches[0].of(array.data.ptr) for array in rows]
+    moved = [launches[0].range_at(array.data.ptr) for array in rows]
     arrays = ARRAYS[operands][is_backward]
     if "streamed" in row_plan_name(planned_launches[0]):
         arrays += READ_TWICE[operands][is_backward]
@@ -96,5 +96,5 @@ def test_of_two_launches_the_second_reads_a_sample_again_for_dx_alone(plan, need
         call.check()
     for name in ("dy", "x"):
         array = call.inputs[name].array
-        loaded = [launch.of(array.data.ptr).loaded for launch in launches[:2]]
+        loaded = [launch.range_at(array.data.ptr).loaded for launch in launches[:2]]
         assert loaded == [array.nbytes, array.nbytes * ("x" in needs)]

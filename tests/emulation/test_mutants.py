@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A kernel fails without any one of its barriers and guards.
 
-Each mutant runs in the calls whose kernel reaches the missing part, by blocks that walk three or
-more rows, or have some of the samples. Some order of some call must show a wrong result, a store
+Each mutant runs in all calls whose kernel reaches the missing part; blocks walk three or more rows,
+or have some of the samples. In some thread order, some call must show a wrong result, a store
 outside of the results, an error of the software GPU, or a race.
 """
 
@@ -59,9 +59,9 @@ COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes of rows that are copied ah
 
 def settings() -> list[Setting]:
     found = []
-    for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
+    for direction, all_operands in (("forward", FORWARD), ("backward", BACKWARD)):
         for operands, case, *rest in ROWS:
-            case = (every if operands is EVERY else operands) | case
+            case = (all_operands if operands is EVERY else operands) | case
             found.append(Setting(f"row_norm_{direction}", case, *rest))
         for name, plan in GROUP_PLANS.items():
             case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}
@@ -139,7 +139,7 @@ def fails(call: Any, switch: Switch, number: int, order: dict[str, Any]) -> bool
 
 
 def left_of(kernel: str, wanted: set[str]) -> set[str]:
-    """Return the mutants of a kernel, of those that are wanted, without which no call fails."""
+    """Return the wanted mutants of a kernel that no call detects."""
     for setting in settings():
         if setting.kernel == kernel:
             wanted = wanted - detected(setting, wanted)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every kind of plan gives right results for every pair of choices of operands and options.
 
-A case is one build or more, run with several rows in some memory layout, in lockstep and in another
-order. Idle choices of a case are passed too, if they are valid.
+A case is one or more builds, run with several rows in some memory layout, in lockstep and in
+another thread order. Choices without effect in a case are also passed, if they are valid.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def cases(kernel: str, seed: int | None = None) -> list[Any]:
 def check(kernel: str, case: Any) -> None:
     """Check a case against the oracle, and its results in another order against the first ones."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
-    of = planned.case
-    if case.get("groups", 1) > 1 and of["shape"][-1] > 6000:
-        of["shape"] = (1, 1, 2, of["shape"][-1])
-    call = call_of(kernel, of | case)
+    planned_case = planned.case
+    if case.get("groups", 1) > 1 and planned_case["shape"][-1] > 6000:
+        planned_case["shape"] = (1, 1, 2, planned_case["shape"][-1])
+    call = call_of(kernel, planned_case | case)
     with planned.machine() as launches:
         usual = call.check()
     order = SCHEDULES[draw.choice([*SCHEDULES][1:])]

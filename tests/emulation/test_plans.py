@@ -31,7 +31,7 @@ CASES = {
     "group_norm_forward": {"activation": None},
     "group_norm_backward": {},
 }
-every = pytest.mark.parametrize("planned", PLANNED, ids="-".join)
+each_plan = pytest.mark.parametrize("planned", PLANNED, ids="-".join)
 
 
 def call(planned):
@@ -50,7 +50,7 @@ def norm_launches(planned, launches):
     return [launch for launch in launches if launch.build.kernel == planned.kernel]
 
 
-@every
+@each_plan
 def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     kernel, plan = planned
     launches, _ = usual(planned)
@@ -63,7 +63,7 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     assert len(launches) - len(made) == ("backward" in kernel and "weight" in wanted)  # param_grad
 
 
-@every
+@each_plan
 def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
     """One row is constant, one not finite; a block walks rows, or a launch has some samples."""
     made, is_forward = call(planned), "forward" in planned.kernel

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The one list of what the fuzzer of calls draws; `python -m tests.fuzz.axes` counts draws of it.
+"""The list of everything that the fuzzer draws; `python -m tests.fuzz.axes` counts its draws.
 
-An axis has the values that a case may have of it. Numbers without a list of their own, as sizes,
-and memory are counted by kind.
+An axis lists the values that a case may have. Values without a list, such as sizes, and memory
+layouts are counted by kind.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def values_of(kernel: str, case: Case) -> dict[str, Any]:
         found |= {"leading axes": len(leading), "axes of a row": len(row)}
         found["size"] = _size(prod(row), prod(row) > _SHARED["row"])
     else:
-        of = case["samples"]
-        found |= {"channels_last": of.channels_last, "channel_axis": of.channel_axis}
-        found |= {"samples": "1" if of.samples == 1 else "some"}
-        found["axes of positions"] = len(of.spatial)
-        line = of.channels if of.channels_last else prod(of.spatial)
-        found["size"] = _size(line, prod(of.shape) > _SHARED["group"])
+        samples = case["samples"]
+        found |= {"channels_last": samples.channels_last, "channel_axis": samples.channel_axis}
+        found |= {"samples": "1" if samples.samples == 1 else "some"}
+        found["axes of positions"] = len(samples.spatial)
+        line = samples.channels if samples.channels_last else prod(samples.spatial)
+        found["size"] = _size(line, prod(samples.shape) > _SHARED["group"])
     return found
 
 

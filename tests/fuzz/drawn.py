@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Strategies of cases: a build, and all that is not compiled in.
+"""Strategies for cases: a build, and everything that is not compiled in.
 
 `axes.py` lists what is drawn, and `python -m tests.fuzz.axes` counts it.
 """
@@ -35,7 +35,7 @@ LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
 
 @cache
 def builds_of(kernel: str, seeds: int) -> list[Case]:
-    """Return the builds that are drawn from: those of a cover, and of so many further ones."""
+    """Return the builds to draw from: those of a cover, and some further ones."""
     more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
     return [*machine_builds(kernel), *more]
 
@@ -93,17 +93,18 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
     most = max(1, _MOST // (prod(positions) * groups * depth))
     samples = min(draw(st.sampled_from([1, 2, 3, 20])), 2 if is_long else most)
     axis = draw(st.sampled_from([-1, 1]))
-    of = Samples(samples, tuple(positions), groups * depth, groups, case["channels_last"], axis)
+    sizes = (tuple(positions), groups * depth, groups)
+    drawn = Samples(samples, *sizes, case["channels_last"], axis)
     memory = draw(st.sampled_from(["contiguous", "named", "any"]))
     if memory == "contiguous":
-        return {"samples": of, "layouts": ("contiguous",), "results": ("contiguous",)}
+        return {"samples": drawn, "layouts": ("contiguous",), "results": ("contiguous",)}
     if memory == "named":
         layouts = draw(st.lists(st.sampled_from(GROUP_LAYOUTS), min_size=3, max_size=3))
-        apart = GROUP_LAYOUTS[:-1] if min(prod(positions), of.channels) > 1 else ("contiguous",)
+        apart = GROUP_LAYOUTS[:-1] if min(prod(positions), drawn.channels) > 1 else ("contiguous",)
         results = draw(st.lists(st.sampled_from(apart), min_size=2, max_size=2))
-        return {"samples": of, "layouts": tuple(layouts), "results": tuple(results)}
+        return {"samples": drawn, "layouts": tuple(layouts), "results": tuple(results)}
     # An input of other strides is copied, and decides on the order of a new result's memory.
-    return {"samples": of, "given": ()} | draw(_layouts(0, len(of.shape), 0))
+    return {"samples": drawn, "given": ()} | draw(_layouts(0, len(drawn.shape), 0))
 
 
 @st.composite

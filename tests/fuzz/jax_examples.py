@@ -57,26 +57,28 @@ def check(program: Program) -> Counter[str]:
     kept: dict[object, object] = {}
     counts: Counter[str] = Counter()
     for number, run in enumerate(program.runs):
-        where = f"run {number}, {run.derivative} by {', '.join(run.wanted)}"
+        context = f"run {number}, {run.derivative} by {', '.join(run.wanted)}"
         with x64(program.net):
             try:
                 found = in_threads(oracle, run) if run.threads > 1 else [once(oracle, run, kept)]
                 if run.derivative == "vjp_late":
-                    late.append((where, run, found[0]))
+                    late.append((context, run, found[0]))
                 else:
                     counts["gradients"] += sum(compare(oracle, run, one) for one in found)
             except Exception as error:
                 if not (run.derivative in REFUSED and _is_documented(error)):
-                    raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+                    raise AssertionError(f"{context}: {type(error).__name__}: {error}") from error
                 counts["refusals"] += 1
-    for where, run, pull in reversed(late):
-        with x64(program.net), at(where):
+    for context, run, pull in reversed(late):
+        with x64(program.net), at(context):
             counts["gradients"] += compare(oracle, run, pull())
     return counts
 
 
 def _is_documented(error: Exception) -> bool:
-    return any(isinstance(error, of) and re.search(text, str(error)) for of, text, _ in DOCUMENTED)
+    return any(
+        isinstance(error, kind) and re.search(text, str(error)) for kind, text, _ in DOCUMENTED
+    )
 
 
 def drawn(seed: int, number: int) -> Program | None:

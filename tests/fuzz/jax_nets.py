@@ -25,7 +25,7 @@ class Use(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A norm, and what joins it to the next."""
+    """A norm, and how it is connected to the next."""
 
     op: str
     options: dict[str, Any]
@@ -44,7 +44,7 @@ class Operand(NamedTuple):
 
 
 class Net(NamedTuple):
-    """Norms one after the other, the whole taken `steps` times; x and r are operands."""
+    """A sequence of norms, repeated `steps` times; x and r are operands."""
 
     shape: tuple[int, ...]
     dtype: str  # of all between the norms
@@ -84,7 +84,7 @@ class Ours:
 
 
 class Exact:
-    """All is float64; what is stored in a half precision is rounded to it, as is its gradient."""
+    """Everything is float64; values stored in half precision, and their gradients, are rounded."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -228,8 +228,8 @@ def results(
     def at(carry: Any, own: Arrays) -> Any:
         return one_step(carry, {**fixed, **own})
 
-    def slices(place: Any) -> Arrays:
-        return {name: one[place] for name, one in stacked.items()}
+    def slices(index: Any) -> Arrays:
+        return {name: one[index] for name, one in stacked.items()}
 
     carry = (fixed["x"], fixed.get("r"))
     if loop == "scan":
@@ -237,6 +237,6 @@ def results(
     elif loop == "fori_loop":
         carry = jax.lax.fori_loop(0, net.steps, lambda i, c: at(c, slices(i)), carry)
     else:
-        for place in range(net.steps):
-            carry = at(carry, slices(place))
+        for index in range(net.steps):
+            carry = at(carry, slices(index))
     return carry if net.uses_stream else carry[:1]

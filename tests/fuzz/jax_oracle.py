@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a drawn network gives in float64, by plain formulas, and comparisons with it."""
+"""The results of a random network in float64, by plain formulas, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.fuzz.jax_nets import HALVES, Exact, Net, Unrounded, results
 from tests.fuzz.jax_programs import Run
 from tests.support.operands import DTYPES
 
-# Of the largest element of what is right. Up to 8 norms follow each other, each of some 10
-# roundings, which cancellation magnifies by some 10: float32 has 6e-8 each. The formulas round to a
-# half precision where cunorm does, so that only results near a tie differ by a rounding, 2**-8 in
-# bfloat16, 16 of which may come together. A gradient of zeros, of other values or of another
-# operand is off by at least 4 times as much, see `can_tell`.
+# Relative to the largest element of the right result. Up to 8 norms follow each other, each with
+# some 10 roundings of 6e-8 in float32, which cancellation magnifies by some 10. The formulas round
+# to half precision where cunorm does, so only results near a tie differ by a rounding, 2**-8 in
+# bfloat16; 16 of these may add up. A gradient that is zero, or of other values or another operand,
+# is off by at least 4 times as much, see `can_tell`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
 _LEAST = 0.03  # of the largest gradient, that of any operand
-_MOST_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
+_MAX_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
 _PARAMETERS = ("weight", "gate")  # which are about 1
 
 Worlds = frozenset  # the names of operands that have the second of their two values
 
 
 class Oracle:
-    """The right results of a network, by which of their values its operands have."""
+    """The right results of a network, for each choice of its operands' two values."""
 
     def __init__(self, net: Net, seed: int) -> None:
         self.net, self.seed = net, seed
@@ -66,14 +66,14 @@ class Oracle:
 
     def second(self, world: Worlds[str], wanted: Sequence[str]) -> list[Any]:
         """Return the gradient of the sum of all wanted gradients."""
-        places = [[*self.net.operands].index(name) for name in wanted]
+        argnums = [[*self.net.operands].index(name) for name in wanted]
 
         def total(*arrays: Any) -> Any:
             _, gradients = self._derived(*arrays)
-            return sum(gradients[place].sum() for place in places)
+            return sum(gradients[index].sum() for index in argnums)
 
         with jax.enable_x64(True):
-            found = jax.grad(total, tuple(places))(*_float64(self.values(world)))
+            found = jax.grad(total, tuple(argnums))(*_float64(self.values(world)))
         return [np.asarray(one) for one in found]
 
     def _derived(self, *arrays: Any, kind: Any = Exact, masks: Any = None) -> tuple[Any, Any]:
@@ -94,8 +94,8 @@ class Oracle:
     def can_tell(self, world: Worlds[str]) -> bool:
         """Whether right gradients are far from zero (or exactly zero), and from each other.
 
-        Those of x and r are equal where they are added, and so may be exchanged. No gradient may be
-        so small a difference of large terms that the roundings of plain formulas change it.
+        Gradients of x and r are equal if they are added, and so may be exchanged. No gradient may
+        be such a small difference of large terms that the roundings of plain formulas change it.
         """
         _, gradients = self.at(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
@@ -104,9 +104,9 @@ class Oracle:
             return False
         for others in self._rounded_otherwise(world):
             off = [abs(gradients[name] - others[name]).max() / largest[name] for name in live]
-            if max(off) > _MOST_ROUNDED * self.tolerance:
+            if max(off) > _MAX_ROUNDED * self.tolerance:
                 return False
-        pairs = [(one, other) for place, one in enumerate(live) for other in live[:place]]
+        pairs = [(one, other) for index, one in enumerate(live) for other in live[:index]]
         for one, other in pairs:
             alike = gradients[one].shape == gradients[other].shape and {one, other} != {"x", "r"}
             if alike and self._is_mistaken(gradients[one], gradients[other]):
@@ -114,7 +114,7 @@ class Oracle:
         return True
 
     def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
-        """Yield the gradients of formulas that round to no half precision, and of float32 ones."""
+        """Yield the gradients of formulas without rounding to half precision, and in float32."""
         if self.has_halves:
             yield self.at(world, Unrounded)[1]
         if self.tolerance >= TOLERANCES["float32"]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Programs that are drawn: a network of norms, and how often and under what it is differentiated.
+"""Random programs: a network of norms, and how it is transformed and differentiated.
 
-What is drawn is counted by `kinds`, so that a claim of it can be held against this file.
+`kinds` counts what is drawn, so that claims about it can be checked.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ def _net(draw: random.Random) -> Net:
         if nodes and draw.random() < 0.4:
             node = draw.choice(nodes)  # with the same operands, or with others
             if draw.random() < 0.7:
-                again = {
+                repeat = {
                     name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
                     if use.name != "h"
                     else use
                     for name, use in node.operands.items()
                 }
-                node = node._replace(operands=again)
+                node = node._replace(operands=repeat)
             nodes.append(node._replace(join=_joined(draw)))
         else:
             nodes.append(_node(draw, shape, dtype, operands))
@@ -240,7 +240,7 @@ def _operand(
 
 
 def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
-    """Draw uses of one network, which have some transformations in common, but other operands."""
+    """Draw uses of one network, with some transformations in common but different operands."""
     styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
     hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
     runs: list[Run] = []
@@ -266,12 +266,12 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
                 **draw.choice(styles),
             )
         )
-    again = draw.choice(runs)  # as before, with other values
-    return (*runs, again._replace(world=1 - again.world))
+    repeat = draw.choice(runs)  # as before, with other values
+    return (*runs, repeat._replace(world=1 - repeat.world))
 
 
 def _threads(draw: random.Random, net: Net, how: str) -> int:
-    """Return a number of threads: few, of small networks, as each compiles what it runs."""
+    """Return a number of threads: few, as each compiles what it runs, and for small networks."""
     is_small = how in ("grad", "vjp", "value_and_grad") and len(net.nodes) < 3
     return 4 if is_small and draw.random() < 0.15 else 1
 

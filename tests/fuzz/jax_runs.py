@@ -27,7 +27,7 @@ def x64(net: Net) -> Any:
 
 
 def in_threads(oracle: Oracle, run: Run) -> list[Any]:
-    """Return the results of threads that do the same, each tracing what it runs."""
+    """Return the results of threads that run the same, each with its own trace."""
     barrier, found, errors = threading.Barrier(run.threads), [], []
 
     def work() -> None:
@@ -54,7 +54,7 @@ def in_threads(oracle: Oracle, run: Run) -> list[Any]:
 
 
 def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
-    """Return what a run gives; functions are kept for runs to come, as a training loop has them."""
+    """Return the results of a run; keep its functions for later runs, as a training loop does."""
     style = (run.loop, run.of_step, run.of_all)
     if style not in kept:
         kept[style] = _function(oracle.net, *style)
@@ -64,24 +64,24 @@ def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
     for name, axis in run.batched.items():
         both = [oracle.value(name, (name in world) == is_first) for is_first in (True, False)]
         arrays[names.index(name)] = jnp.asarray(np.stack(both, axis))
-    places = tuple(names.index(name) for name in run.wanted)
+    argnums = tuple(names.index(name) for name in run.wanted)
     if run.bound:
-        function, arrays = _bind(function, arrays, places)
-        return _derivative(oracle, run, function, tuple(range(len(places))))(*arrays)
+        function, arrays = _bind(function, arrays, argnums)
+        return _derivative(oracle, run, function, tuple(range(len(argnums))))(*arrays)
     key = run._replace(world=0, batched=tuple(run.batched.items()))
     if key not in kept:
-        kept[key] = _derivative(oracle, run, function, places)
+        kept[key] = _derivative(oracle, run, function, argnums)
     return kept[key](*arrays)
 
 
-def _bind(function: Any, arrays: Sequence[Any], places: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Return a function of the arrays at some places, the others constants; and these arrays."""
+def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple[Any, list[Any]]:
+    """Return a function of the arrays in `argnums`, the others constant; and these arrays."""
 
     def bound(*own: Any) -> Any:
-        given = dict(zip(places, own, strict=True))
-        return function(*[given.get(place, one) for place, one in enumerate(arrays)])
+        given = dict(zip(argnums, own, strict=True))
+        return function(*[given.get(argnum, one) for argnum, one in enumerate(arrays)])
 
-    return bound, [arrays[place] for place in places]
+    return bound, [arrays[argnum] for argnum in argnums]
 
 
 # --- a network under transformations --------------------------------------------------------------
@@ -89,7 +89,7 @@ def _bind(function: Any, arrays: Sequence[Any], places: Sequence[int]) -> tuple[
 
 def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]) -> Any:
     """Return a function of operands and masks, which returns the results and the loss."""
-    count, wide = len(net.operands), net.loss_dtype
+    count, loss_dtype = len(net.operands), net.loss_dtype
 
     def named(arrays: Any) -> dict[str, Any]:
         return dict(zip(net.operands, arrays, strict=True))
@@ -106,13 +106,15 @@ def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]
     def function(*arrays: Any) -> Any:
         outs = wrapped(*arrays[:count])
         pairs = zip(outs, arrays[count:], strict=True)
-        return outs, sum((out.astype(wide) * mask.astype(wide)).sum() for out, mask in pairs)
+        return outs, sum(
+            (out.astype(loss_dtype) * mask.astype(loss_dtype)).sum() for out, mask in pairs
+        )
 
     return function
 
 
 def _wrapped(wraps: Sequence[str], other: Any, x_of: Any, function: Callable[..., Any]) -> Any:
-    """Return a function under transformations, of which cond has another function."""
+    """Return a function under transformations; `cond` also gets another function."""
     for wrap in reversed(wraps):
         if wrap == "jit":
             function = jax.jit(function)
@@ -137,42 +139,42 @@ def _is_small(x_of: Any, *given: Any) -> Any:
 # --- derivatives ----------------------------------------------------------------------------------
 
 
-def _derivative(oracle: Oracle, run: Run, function: Any, places: Any) -> Any:
+def _derivative(oracle: Oracle, run: Run, function: Any, argnums: Any) -> Any:
     """Return a function of operands and masks; with `bound` of the wanted operands alone."""
 
     def loss(*arrays: Any) -> Any:
         return function(*arrays)[1]
 
     if run.derivative in SHARDED:
-        return jax.jit(_sharded(oracle.net, run.derivative, loss, places))
+        return jax.jit(_sharded(oracle.net, run.derivative, loss, argnums))
     if run.derivative == "vjp_late":  # what it returns is no array
-        return partial(_pulled, oracle, run.jitted, function, places)
+        return partial(_pulled, oracle, run.jitted, function, argnums)
     axes = [*map(run.batched.get, oracle.net.operands), *[None] * len(oracle.masks)]
-    grad = jax.grad(loss, places)
+    grad = jax.grad(loss, argnums)
     of_names: dict[str, Callable[..., Any]] = {
         "forward": lambda *arrays: function(*arrays)[0],
         "grad": grad,
-        "value_and_grad": jax.value_and_grad(loss, places),
-        "vjp": lambda *arrays: _pulled(oracle, False, function, places, *arrays)(),
-        "jacrev": jax.jacrev(lambda *arrays: jnp.stack([1, -2]) * loss(*arrays), places),
+        "value_and_grad": jax.value_and_grad(loss, argnums),
+        "vjp": lambda *arrays: _pulled(oracle, False, function, argnums, *arrays)(),
+        "jacrev": jax.jacrev(lambda *arrays: jnp.stack([1, -2]) * loss(*arrays), argnums),
         "vmap_of_grad": jax.vmap(grad, axes),
-        "grad_of_vmap": jax.grad(lambda *arrays: jax.vmap(loss, axes)(*arrays).sum(), places),
-        "grad_of_map": jax.grad(partial(_over_examples, False, loss, axes), places),
-        "grad_of_scan": jax.grad(partial(_over_examples, True, loss, axes), places),
-        "grad_of_grad": jax.grad(lambda *arrays: sum(one.sum() for one in grad(*arrays)), places),
-        "hessian": jax.hessian(loss, places),
-        "jvp": partial(_pushed, jax.jvp, loss, places),
-        "jacfwd": jax.jacfwd(loss, places),
-        "jvp_of_grad": partial(_pushed, jax.jvp, grad, places),
-        "linearize": partial(_pushed, _linearized, loss, places),
+        "grad_of_vmap": jax.grad(lambda *arrays: jax.vmap(loss, axes)(*arrays).sum(), argnums),
+        "grad_of_map": jax.grad(partial(_over_examples, False, loss, axes), argnums),
+        "grad_of_scan": jax.grad(partial(_over_examples, True, loss, axes), argnums),
+        "grad_of_grad": jax.grad(lambda *arrays: sum(one.sum() for one in grad(*arrays)), argnums),
+        "hessian": jax.hessian(loss, argnums),
+        "jvp": partial(_pushed, jax.jvp, loss, argnums),
+        "jacfwd": jax.jacfwd(loss, argnums),
+        "jvp_of_grad": partial(_pushed, jax.jvp, grad, argnums),
+        "linearize": partial(_pushed, _linearized, loss, argnums),
     }
     derived = of_names[run.derivative]
     return jax.jit(derived) if run.jitted else derived
 
 
-def _pulled(oracle: Oracle, jitted: bool, function: Any, places: Any, *arrays: Any) -> Any:
+def _pulled(oracle: Oracle, jitted: bool, function: Any, argnums: Any, *arrays: Any) -> Any:
     """Return a function that returns the results, and gradients of two cotangents."""
-    outs_of, wanted = _bind(lambda *arrays: function(*arrays)[0], arrays, places)
+    outs_of, wanted = _bind(lambda *arrays: function(*arrays)[0], arrays, argnums)
     outs, pull = jax.vjp(jax.jit(outs_of) if jitted else outs_of, *wanted)
     pull = jax.jit(pull) if jitted else pull
     pairs = zip(oracle.masks, outs, strict=True)
@@ -182,10 +184,10 @@ def _pulled(oracle: Oracle, jitted: bool, function: Any, places: Any, *arrays: A
 
 def _over_examples(by_scan: bool, loss: Any, axes: Any, *arrays: Any) -> Any:
     """Return the sum of the loss over examples, one after the other."""
-    batched = {place: arrays[place] for place, axis in enumerate(axes) if axis is not None}
+    batched = {argnum: arrays[argnum] for argnum, axis in enumerate(axes) if axis is not None}
 
     def of_one(own: Any) -> Any:
-        return loss(*[own.get(place, one) for place, one in enumerate(arrays)])
+        return loss(*[own.get(argnum, one) for argnum, one in enumerate(arrays)])
 
     if not by_scan:
         return jax.lax.map(of_one, batched).sum()
@@ -193,8 +195,8 @@ def _over_examples(by_scan: bool, loss: Any, axes: Any, *arrays: Any) -> Any:
     return jax.lax.scan(lambda total, own: (total + of_one(own), None), zero, batched)[0]
 
 
-def _pushed(push: Any, function: Any, places: Any, *arrays: Any) -> Any:
-    of_wanted, wanted = _bind(function, arrays, places)
+def _pushed(push: Any, function: Any, argnums: Any, *arrays: Any) -> Any:
+    of_wanted, wanted = _bind(function, arrays, argnums)
     return push(of_wanted, tuple(wanted), tuple(jnp.ones_like(one) for one in wanted))[1]
 
 
@@ -203,26 +205,28 @@ def _linearized(function: Any, arrays: Any, tangents: Any) -> Any:
     return value, linear(*tangents)
 
 
-def _sharded(net: Net, how: str, loss: Any, places: Any) -> Any:
+def _sharded(net: Net, how: str, loss: Any, argnums: Any) -> Any:
     """Return the derivative with rows, or samples, that are spread over the devices."""
     mesh = jax.sharding.Mesh(jax.devices()[:_DEVICES], _AXIS)
     spec: list[Any] = []
     for name, one in net.operands.items():
         before = len(net.whole(name)) - len(one.shape)
         spec.append(jax.P(*[None] * before, _AXIS) if one.shape == net.shape else jax.P())
-    wanted = tuple(spec[place] for place in places)
+    wanted = tuple(spec[argnum] for argnum in argnums)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=(*spec, *[jax.P(_AXIS)] * len(net.results)))
-    grad = jax.grad(loss, places)
+    grad = jax.grad(loss, argnums)
 
     def total(*arrays: Any) -> Any:
         return jax.lax.psum(loss(*arrays), _AXIS)
 
     def summed(*arrays: Any) -> Any:
         pairs = zip(grad(*arrays), wanted, strict=True)
-        return tuple(one if _AXIS in of else jax.lax.psum(one, _AXIS) for one, of in pairs)
+        return tuple(
+            one if _AXIS in axes_of else jax.lax.psum(one, _AXIS) for one, axes_of in pairs
+        )
 
     if how == "grad_of_shard_map":
-        return jax.grad(mapped(total, out_specs=jax.P()), places)
+        return jax.grad(mapped(total, out_specs=jax.P()), argnums)
     if how == "shard_map_of_grad":
         return mapped(grad, out_specs=wanted)
     return mapped(summed, out_specs=wanted, check_vma=False)

@@ -80,9 +80,9 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
         return False
     name = choose.choice([n for n in ("x", "dy", "gate", "residual") if call.inputs.get(n)])
     host = call.inputs[name].host
-    place = tuple(choose.randrange(size) for size in host.shape)
-    number = np.ravel_multi_index(place, host.shape) * count // host.size
-    host[place] = choose.choice([np.nan, np.inf, -np.inf])
+    index = tuple(choose.randrange(size) for size in host.shape)
+    number = np.ravel_multi_index(index, host.shape) * count // host.size
+    host[index] = choose.choice([np.nan, np.inf, -np.inf])
     others = [row for row in range(count) if row != number]
     with np.errstate(all="ignore"):
         found = call.run()
@@ -91,7 +91,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """Of twice x, and four times eps, y is the same."""
+    """For twice x and four times eps, y is the same."""
     if call.inputs.get("d_residual") or _has_float16(result):
         return False
     _scale(call.inputs, ("x", "residual", "mean"), 2)
@@ -170,7 +170,7 @@ def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) 
 
 
 def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """The functions of a norm's own name have the bits of the general one."""
+    """A named norm gives the bits of the general one."""
     name = "layer_norm" if case["center"] else "rms_norm"
     has_other = case["c"] is not None or (name == "rms_norm" and case["bias"])
     if has_other or _accumulated(case):
@@ -208,8 +208,9 @@ def _is_movable(case: Case) -> bool:
     """Whether the numbers can be the same in contiguous arrays, with channels last or first."""
     layouts = case["layouts"]
     if "samples" in case and set(layouts) != {"contiguous"}:
-        of = case["samples"]  # of one channel or position it is not known which of the two it is
-        if not all(isinstance(one, str) for one in layouts) or 1 in (of.channels, prod(of.spatial)):
+        # One channel, or one position, could be in either order.
+        sizes = (case["samples"].channels, prod(case["samples"].spatial))
+        if not all(isinstance(one, str) for one in layouts) or 1 in sizes:
             return False
     return not any(map(is_expanded, layouts))
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are drawn are within their bounds, and related to other calls as promised.
+"""Random calls are within their bounds, and related to other calls as promised.
 
-`axes.py` lists what is drawn. `pytest -m exhaustive tests/fuzz` draws 100,000 examples, of more
-builds, and checks that they have every value of every axis; CUNORM_FUZZ_EXAMPLES is another number,
-CUNORM_FUZZ_SEED a seed. Every array lies between pages that fault where they are touched; builds
-are for several instruction sets, and what they keep from one pass to the next is poisoned. A
-failing example is printed as a script; one that ends the process is in the folder for temporary
-files.
+`axes.py` lists what is drawn. `pytest -m exhaustive tests/fuzz` draws 100,000 examples of more
+builds, and checks that they cover every value of every axis; CUNORM_FUZZ_EXAMPLES changes the
+number, CUNORM_FUZZ_SEED the seed. Every array lies between pages that fault on any access; builds
+are for several instruction sets, with poisoned memory between passes. A failing example is printed
+as a script; the script of one that ends the process is in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ EXAMPLES = TOTAL // (PARTS * len(KERNELS))
 
 
 def check(kernel, drawn, number, examples, relations):
-    """Check examples; return the relations that were found to apply to some, and counts."""
+    """Check examples; return the relations that applied to any, and counts."""
     found, counts = set(), Counts(kernel)
 
     @seed(number)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Programs of norms under JAX's transformations agree with plain formulas in float64.
 
-Networks of 1 to 4 norms, their operands, the operands they are differentiated by, and nests of
-transformations are drawn; `pytest -m exhaustive tests/fuzz` draws 3,200 programs, of which
-CUNORM_FUZZ_SEED names others. Some runs of a program follow each other in one process, as what is
-traced for one may be used in the next. A failing program is printed as a script.
+Networks of 1 to 4 norms, their operands, the operands by which they are differentiated, and nested
+transformations are drawn. `pytest -m exhaustive tests/fuzz` draws 3,200 programs; CUNORM_FUZZ_SEED
+selects others. Several runs of a program follow each other in one process, because JAX may reuse
+the traces of one in the next. A failing program is printed as a script.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Networks of norms under PyTorch's transforms have the results and gradients of formulas.
 
-What is drawn: the norms of `tests.fuzz.torch_drawn.NORMS`, run in `WAYS`, with `WRAPS` around the
-forward, gradients that arrive as `DYS`, and leaves that are views as `FORMS`; each is asserted to
-be drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED chooses others.
+Draws are norms of `tests.fuzz.torch_drawn.NORMS`, run in `WAYS`, with `WRAPS` around the forward,
+incoming gradients from `DYS`, and leaves that are views from `FORMS`; the test asserts that each is
+drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED selects others.
 """
 
 from __future__ import annotations

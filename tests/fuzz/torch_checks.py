@@ -28,9 +28,9 @@ from tests.fuzz.torch_programs import Program, Step
 print(check({program!r}))
 """
 _CLEAR = 4  # by how many bounds the largest number of a result is away from zero
-# Of the largest number of a result: what kernels add up, with the condition of rows of few numbers.
-# Of half precision results are rounded, not sums: 8. In float64 plain formulas are the oracle, so
-# that their error does not show the condition of a network: 2**8 times as many.
+# Roundings of sums in kernels, relative to the largest number of a result, for short rows of poor
+# condition. In half precision only results are rounded, not sums: 8. In float64 formulas are the
+# oracle, so their error does not show the condition of a network: 2**8 times as many.
 _ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
 
 
@@ -63,8 +63,8 @@ def check(program: Program) -> Counter[str]:
 def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
     """Compare results by name.
 
-    The bound is 8 times the error of plain formulas in the same dtypes, and some roundings. A
-    result of which zeros would be within 4 bounds counts as unclear.
+    The bound is 8 times the error of plain formulas in the same dtypes, plus some roundings. A
+    result counts as unclear if zeros would be within 4 bounds of it.
     """
     counts: Counter[str] = Counter()
     if more := {*found} - {*exact}:
@@ -111,7 +111,7 @@ def run(program: Program) -> Counter[str]:
 
 
 def simplified(program: Program, failure: Failed) -> tuple[Program, Failed]:
-    """Return the simplest program that fails alike."""
+    """Return the simplest program that fails in the same way."""
     for one in simpler(program):
         its = _failure(one)
         if str(its)[:12] == str(failure)[:12]:  # the type of an error, or what is off
@@ -129,10 +129,10 @@ def _failure(program: Program) -> Any:
 
 
 def simpler(program: Program) -> Iterator[Program]:
-    """Yield programs with one thing less."""
+    """Yield programs that are simpler in a single way."""
     steps = program.steps
-    for place, step in enumerate(steps):
-        others = steps[:place], steps[place + 1 :]
+    for index, step in enumerate(steps):
+        others = steps[:index], steps[index + 1 :]
         if len(steps) > 1:
             yield replace(program, steps=others[0] + others[1])
         changes: list[dict[str, Any]] = [{"join": "none"}] if step.join != "none" else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draw programs of PyTorch: in turn each way and each kind of dy, all else at random."""
+"""Draw programs of PyTorch: each way and each kind of dy in rotation, all else at random."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BATCHED = ("is_grads_batched", "func.jacrev", "vmap", "vmap of grad", "empty vm
 
 
 def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
-    """Draw the program of a seed, which says its way; with few, of few builds; or of one norm."""
+    """Draw the program of a seed, which determines its way; `few` and `norm` limit its norms."""
     rng = Random(f"program {seed}")
     way, names = [*WAYS][seed % len(WAYS)], FEW if few else NORMS
     dtype = "float32"
@@ -87,7 +87,7 @@ def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
 
 
 def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
-    """Return wraps of a way: in turn none and each that it can have, and perhaps another."""
+    """Return wraps of a way: none and each possible one in rotation, and perhaps another."""
     if way not in _WRAPPED:
         return ()
     some = [one for one in WRAPS if one != "reentrant" or way == "backward"]
@@ -96,10 +96,10 @@ def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
         some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
     if way == "hooked" and not keeps_leaf_hooks():
         some = [one for one in some if one not in SAVING]
-    place = (turn + _WRAPPED.index(way)) % (len(some) + 1)
-    if place == 0:
+    index = (turn + _WRAPPED.index(way)) % (len(some) + 1)
+    if index == 0:
         return ()
-    first, second = some[place - 1], rng.choice(some)
+    first, second = some[index - 1], rng.choice(some)
     return (first, second) if first != second and rng.random() < 0.4 else (first,)
 
 

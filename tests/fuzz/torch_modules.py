@@ -20,8 +20,8 @@ class Llama(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def rows(self, x: Any) -> Any:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+        return promoted * torch.rsqrt(promoted.square().mean(-1, keepdim=True) + self.eps)
 
     def forward(self, x: Any) -> Any:
         return self.weight * self.rows(x).to(x.dtype)

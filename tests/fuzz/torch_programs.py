@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Random networks of norms for PyTorch: what is drawn, and how it is run by cunorm or by formulas.
+"""Random networks of norms for PyTorch: what is drawn, and how cunorm or formulas run it.
 
-A `Program` is text: its repr makes it again. `Net` interprets it by cunorm.torch, or by formulas of
-plain PyTorch in any dtype, of which that in float64 is the oracle.
+A `Program` can be rebuilt from its repr. `Net` interprets it with cunorm.torch, or with formulas of
+plain PyTorch in any dtype; those in float64 are the oracle.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Program:
 
 
 def leaf(program: Program, name: str, salt: int = 0, batch: tuple[int, ...] = ()) -> Any:
-    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm is of noise."""
+    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm amplifies noise."""
     shape = (WIDTH, WIDTH) if name == "l" else PARAMETERS.get(name[0], SHAPE)
     *rest, last = shape
     sizes = {"sliced": (*rest, last + 2), "stepped": (*rest, 2 * last), "transposed": shape[::-1]}
@@ -209,24 +209,24 @@ def formula(
         s = _stream(x, operands.get("residual"), options, exact=exact)
         stream = x if s is x else s.view_as(s)  # so that a hook of it is none of y
         x, function = s, function[4:]
-    wide = (
+    compute = (
         torch.float64
         if exact
         else torch.promote_types(x.dtype, torch.promote_types(y_dtype, torch.float32))
     )
     weight, bias, gate = (
-        None if operands.get(name) is None else operands[name].to(wide)
+        None if operands.get(name) is None else operands[name].to(compute)
         for name in ("weight", "bias", "gate")
     )
     if "dtype" in options and not exact:
         y_dtype = getattr(torch, options["dtype"])
     if function in ("group_norm", "instance_norm"):
-        y = _group_formula(function, x.to(wide), weight, bias, options)
+        y = _group_formula(function, x.to(compute), weight, bias, options)
         return y.to(y_dtype), None
     axis, groups = options.get("axis", -1), options.get("groups", 1)
     g = None if gate is None else GATES[options.get("gate_activation", "silu")](gate)
     is_pre = options.get("gate_position", "post") == "pre"
-    q = x.to(wide) if g is None or not is_pre else x.to(wide) * g
+    q = x.to(compute) if g is None or not is_pre else x.to(compute) * g
     q = q.flatten(axis).unflatten(-1, (groups, -1))
     if function == "layer_norm" or options.get("center"):
         q = q - q.mean(-1, keepdim=True)
@@ -241,12 +241,12 @@ def formula(
     r = r if c is None else r * (c / width**0.5)
     r = r.flatten(-2).reshape(x.shape)
     if options.get("round_before_weight") and weight is not None and not exact:
-        r = r.to(y_dtype).to(wide)
+        r = r.to(y_dtype).to(compute)
         y_dtype = torch.promote_types(y_dtype, operands["weight"].dtype)
     n = r if weight is None else r * (weight + options.get("weight_offset", 0.0))
     n = n if bias is None else n + bias
     n = n if g is None or is_pre else n * g
-    return n.to(wide if exact else y_dtype), stream
+    return n.to(compute if exact else y_dtype), stream
 
 
 def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> Any:
@@ -254,8 +254,8 @@ def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> A
     dtype = getattr(torch, name) if name else x.dtype if residual is None else residual.dtype
     if residual is None:
         return x if exact else x.to(dtype)
-    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
-    s = x.to(wide) + residual.to(wide)
+    compute = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
+    s = x.to(compute) + residual.to(compute)
     return s if exact else s.to(dtype)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Ways to run a network by PyTorch: each returns results and gradients by name.
 
-A way takes a `Run`, by cunorm or by formulas. What only cunorm is to bear, as a trace, formulas do
-without.
+A way takes a `Run`, by cunorm or by formulas. Formulas skip what only cunorm is tested for, such as
+tracing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def parts(run: Run) -> Results:
     """Take the gradient of each output alone, and of each leaf alone, from one graph."""
     outputs, found = run.outputs(), {}
     for number, (one, dy) in enumerate(zip(*run.recorded(outputs), strict=True)):
-        for name, of in run.wanted().items():
-            (its,) = torch.autograd.grad(one, of, dy, retain_graph=True, allow_unused=True)
+        for name, sources in run.wanted().items():
+            (its,) = torch.autograd.grad(one, sources, dy, retain_graph=True, allow_unused=True)
             found |= named(f"y{number} d ", [name], [plain(its)])
     return results(outputs) | found
 
 
 def repeated(run: Run) -> Results:
-    """Go backward twice through a graph, which adds up."""
+    """Go backward twice through a graph; gradients add up."""
     outputs = run.outputs()
     for retain_graph in (True, False):
         run.backward(outputs, retain_graph=retain_graph)
@@ -86,13 +86,13 @@ def hooked(run: Run) -> Results:
 
 
 def changed(run: Run) -> Results:
-    """Change a leaf or a result in place after the forward: an error, or no other gradient."""
+    """Change a leaf or a result in place after the forward: an error, or the same gradient."""
     outputs = run.outputs()
     before = results([one.clone() for one in outputs])
     if run.by == "cunorm":
-        of = [*run.leaves().values(), *outputs]
+        sources = [*run.leaves().values(), *outputs]
         with torch.no_grad():
-            of[run.program.seed % len(of)].mul_(3.0)
+            sources[run.program.seed % len(sources)].mul_(3.0)
     return before | run.gradients(outputs)
 
 
@@ -101,11 +101,11 @@ def second(run: Run) -> Results:
     outputs, wanted = run.outputs(), run.wanted()
     recorded, dys = run.recorded(outputs)
     dys = [dy.detach().requires_grad_() for dy in dys]
-    of = [*wanted.values()]
-    first = torch.autograd.grad(recorded, of, dys, create_graph=True, allow_unused=True)
+    sources = [*wanted.values()]
+    first = torch.autograd.grad(recorded, sources, dys, create_graph=True, allow_unused=True)
     used = [one for one in first if one is not None]
     total = sum((one * run.number(one, f"2 {i}")).sum() for i, one in enumerate(used))
-    both = torch.autograd.grad(total, [*of, *dys], allow_unused=True)
+    both = torch.autograd.grad(total, [*sources, *dys], allow_unused=True)
     names = [*wanted, *(f"dy{i}" for i in range(len(dys)))]
     firsts = named("d ", wanted, map(plain, first))
     return results(outputs) | firsts | named("d d ", names, map(plain, both))
@@ -148,10 +148,10 @@ def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
 def _batch(run: Run, count: int = 2) -> tuple[dict[str, Any], dict[str, int | None]]:
     """Draw a batch of some leaves, each along another axis; others are shared."""
     leaves, dims = {}, {}
-    for place, name in enumerate(run.wanted()):
+    for index, name in enumerate(run.wanted()):
         one = leaf(run.program, name, 7, (count,))
         dims[name] = dim = (
-            None if (run.program.seed + place) % 3 == 2 and place else place % one.dim()
+            None if (run.program.seed + index) % 3 == 2 and index else index % one.dim()
         )
         own = run.leaves()[name].detach()
         leaves[name] = own if dim is None else run.cast(one).movedim(0, dim).contiguous()
@@ -238,8 +238,8 @@ def copied(run: Run) -> Results:
     between = results(run.outputs())
     if run.by == "cunorm":
         ct.replace_norms(run.net)
-    again = backward(run)
-    return found | {f"{n} between": one for n, one in between.items()} | again
+    after = backward(run)
+    return found | {f"{n} between": one for n, one in between.items()} | after
 
 
 def threads(run: Run) -> Results:

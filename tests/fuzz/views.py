@@ -15,8 +15,8 @@ _GAPS = st.sampled_from([0, 0, 1, 3, 16])
 class View(NamedTuple):
     """How the elements of an array lie in memory; called, it allocates one of a shape and dtype.
 
-    `order` has the axes from the outermost in memory to the innermost. An axis has a step, negative
-    if it is reversed and 0 if it is expanded, and a gap of elements after its last one.
+    `order` lists the axes from the outermost in memory to the innermost. Each axis has a step,
+    negative if reversed and 0 if expanded, and a gap of elements after its last one.
     """
 
     order: tuple[int, ...]

@@ -71,7 +71,7 @@ def cluster(builds: list[KernelBuild], kernel: str) -> int:
 
 
 def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
-    """Expect clusters of so many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
+    """Expect clusters of that many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller
 
@@ -156,11 +156,11 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
     gpu = OnCupy()
     given = drawn((4 if softgpu.is_loaded() else 40, width), "float32")
     norm = {"center": True}
-    whole, again = (run(put_all(gpu, given), norm) for _ in range(2))
+    whole, repeated = (run(put_all(gpu, given), norm) for _ in range(2))
     assert_cluster(launched, "row_norm_forward", SIZES[width][0])
     one = {name: array[2:3] if array.ndim == 2 else array for name, array in given.items()}
     alone = run(put_all(gpu, one), norm)
-    for results, same, part in zip(whole, again, alone, strict=True):
+    for results, same, part in zip(whole, repeated, alone, strict=True):
         for name, array in get_all(gpu, results)._asdict().items():
             if array is None:
                 continue

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of some operands while others are frozen, in changing order in one process.
 
-JAX keeps what it traced, and traces no call again for other operands; each gradient must be that of
-the operands it is asked for, all the same.
+JAX caches its traces, and does not trace a call again for other operands; nevertheless each
+gradient must be that of the requested operands.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ def assert_gradients(own, formula, wanted, arrays):
     """Compare the gradients of each choice of operands, in the order of `wanted`."""
     exact = jax.jit(jax.grad(formula, tuple(range(len(arrays)))))(*arrays)
     assert all(np.abs(one).max() > 0.01 for one in exact), "a comparison of zeros"
-    for places in wanted:
-        found = jax.grad(own, places)(*arrays)
-        for place, got in zip(np.atleast_1d(places), jax.tree.leaves(found), strict=True):
-            with at(f"operand {place} of {places}"):
-                np.testing.assert_allclose(got, exact[place], **CLOSE)
+    for argnums in wanted:
+        found = jax.grad(own, argnums)(*arrays)
+        for argnum, got in zip(np.atleast_1d(argnums), jax.tree.leaves(found), strict=True):
+            with at(f"operand {argnum} of {argnums}"):
+                np.testing.assert_allclose(got, exact[argnum], **CLOSE)
 
 
-# Two norms in a row, by functions that `of` gives.
-def weighted(of):
-    norm = of("rms_norm")
+# Two norms in a row, by functions that `norm_named` gives.
+def weighted(norm_named):
+    norm = norm_named("rms_norm")
     return lambda x, w, v: norm(jnp.tanh(norm(x, w)), v)
 
 
-def gated(of):
-    norm = of("rms_norm")
+def gated(norm_named):
+    norm = norm_named("rms_norm")
     return lambda x, g, w: norm(jnp.tanh(norm(x, w, gate=g)), w, gate=x)
 
 
-def streams(of):
+def streams(norm_named):
     def run(x, s, w, v, b):
-        x, s = of("add_rms_norm")(x, s, w)
-        x, s = of("add_layer_norm")(jnp.tanh(x), s, v, b)
+        x, s = norm_named("add_rms_norm")(x, s, w)
+        x, s = norm_named("add_layer_norm")(jnp.tanh(x), s, v, b)
         return x + s**2
 
     return run
 
 
-def groups(of):
-    norm = partial(of("group_norm"), num_groups=2, activation="silu")
+def groups(norm_named):
+    norm = partial(norm_named("group_norm"), num_groups=2, activation="silu")
     return lambda x, w, v: norm(jnp.tanh(norm(x, weight=w)), weight=v)
 
 
@@ -88,8 +88,8 @@ def losses(net):
 @pytest.mark.parametrize("name", NETS)
 def test_each_operand_has_its_gradient_whichever_was_asked_for_before(name):
     net, shapes = NETS[name]
-    arrays, places = drawn(*shapes), [*range(len(shapes))]
-    assert_gradients(*losses(net), [*places, *reversed(places), tuple(places)], arrays)
+    arrays, argnums = drawn(*shapes), [*range(len(shapes))]
+    assert_gradients(*losses(net), [*argnums, *reversed(argnums), tuple(argnums)], arrays)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 0), ((0, 1), 1, 0)])
@@ -163,12 +163,12 @@ def test_transformed_norms_have_the_gradients_of_the_operands_that_are_not_froze
 def test_gradients_of_each_example_are_those_of_the_operands_that_are_not_frozen():
     arrays = drawn((3, 5), 5, 5)
     own, formula = losses(weighted)
-    every, axes = (0, 1, 2), (0, None, None)
-    exact = jax.jit(jax.vmap(jax.grad(formula, every), axes))(*arrays)
-    for places in ((2,), (1,), (0,), (0, 1), (2,)):
-        found = jax.vmap(jax.grad(own, places), axes)(*arrays)
-        for place, got in zip(places, found, strict=True):
-            np.testing.assert_allclose(got, exact[place], **CLOSE)
+    all_argnums, axes = (0, 1, 2), (0, None, None)
+    exact = jax.jit(jax.vmap(jax.grad(formula, all_argnums), axes))(*arrays)
+    for argnums in ((2,), (1,), (0,), (0, 1), (2,)):
+        found = jax.vmap(jax.grad(own, argnums), axes)(*arrays)
+        for argnum, got in zip(argnums, found, strict=True):
+            np.testing.assert_allclose(got, exact[argnum], **CLOSE)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -192,14 +192,14 @@ def test_no_gradient_of_a_frozen_operand_is_computed(is_compiled, monkeypatch):
         (1, 2): [{"dx", "dweight"}, {"dweight"}],
         (0, 1): [{"dx"}, {"dx", "dweight"}],
     }
-    for places in [*expected, *reversed(expected)]:
+    for argnums in [*expected, *reversed(expected)]:
         asked.clear()
-        derived = jax.grad(own, places)
+        derived = jax.grad(own, argnums)
         jax.jit(derived)(x, w, v) if is_compiled else derived(x, w, v)
-        assert asked == expected[places], places
+        assert asked == expected[argnums], argnums
         if is_compiled:
             results = [len(one.results) for one in calls_of(derived, x, w, v)[-len(asked) :]]
-            assert results == [len(names) for names in expected[places]]
+            assert results == [len(names) for names in expected[argnums]]
 
 
 def test_a_flax_net_whose_last_norm_is_frozen_trains_the_others():

@@ -71,7 +71,7 @@ def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, m
     monkeypatch.setattr(_driver, "launch_dependent", noted)
     gpu, api = OnCupy(), Api()
     call = calls(*norm)[is_backward]
-    inputs = [draw(f"{place}", *spec) for place, spec in enumerate(call.inputs)]
+    inputs = [draw(f"{index}", *spec) for index, spec in enumerate(call.inputs)]
     expected = [empty(spec) for spec in call.results if spec[1] != "uint8"]  # not a workspace
     at = [[one.ctypes.data for one in arrays] for arrays in (inputs, expected)]
     assert Frame(Api(), call.text, *at).handle(_handler.run_on_cpu) is None
@@ -156,7 +156,7 @@ def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
     load = _handler._load_on_cuda
     monkeypatch.setattr(_handler, "_load_on_cuda", lambda *args: loads.append(args) or load(*args))
     _dispatch.clear_calls()
-    x, weight = (draw(f"{place}", *spec) for place, spec in enumerate(call.inputs))
+    x, weight = (draw(f"{index}", *spec) for index, spec in enumerate(call.inputs))
     room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
     found = []
     for offset in (0, 0, 1, 1, 0):

@@ -141,6 +141,6 @@ def test_no_array_is_kept_alive_and_what_is_compiled_survives_an_emptied_cache()
     gc.collect()
     assert kept() is None
     _memo.clear_all()
-    again = jnp.ones((3, 17))
+    fresh = jnp.ones((3, 17))
     for f in (compiled, cunorm.jax.rms_norm, cunorm.rms_norm):
-        assert np.array_equal(f(again), results[0])
+        assert np.array_equal(f(fresh), results[0])

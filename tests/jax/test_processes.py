@@ -57,9 +57,9 @@ assert [text in str(warning.message) for warning in caught] == [True], caught
 
 def test_a_jax_of_another_interface_is_refused_and_served_by_the_plain_functions(tmp_path):
     """An import of cunorm.jax also imports no other framework."""
-    place = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
-    place.parent.mkdir(parents=True)
-    place.write_text("#define XLA_FFI_API_MAJOR 7\n\n#define XLA_FFI_API_MINOR 12\n")
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 7\n\n#define XLA_FFI_API_MINOR 12\n")
     in_process(
         rf"""
 import sys, cunorm

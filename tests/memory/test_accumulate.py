@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """`accumulate=True`: dweight and dbias are added to the values of `out`, and rounded once.
 
-The former values are added in float64 to a float64 sum. So the result has the bits of the gradient
-in float64 arrays plus the former values, rounded to the array's dtype. That gradient is within its
-bounds.
+The former values are added in float64 to a float64 sum. So the result is bitwise equal to the
+gradient in float64 arrays plus the former values, rounded to the array's dtype. That gradient is
+within its bounds.
 """
 
 from __future__ import annotations

@@ -62,15 +62,17 @@ def misaligned(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "of", [fortran, misaligned, lambda array: array.view(Sub)], ids=["Fortran", "odd", "subclass"]
+    "convert",
+    [fortran, misaligned, lambda array: array.view(Sub)],
+    ids=["Fortran", "odd", "subclass"],
 )
-def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatch):
+def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(convert, monkeypatch):
     empty_call_cache(monkeypatch)
     x = np.arange(40, dtype=np.float32).reshape(5, 8)
     expected, others = cunorm.rms_norm(x), cunorm.rms_norm(x[::-1].copy())
-    np.testing.assert_array_equal(cunorm.rms_norm(of(x)), expected)
+    np.testing.assert_array_equal(cunorm.rms_norm(convert(x)), expected)
     with cached_calls_only():
-        found = cunorm.rms_norm(of(x[::-1].copy()))
+        found = cunorm.rms_norm(convert(x[::-1].copy()))
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, others)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""More than 2**31 elements in a call, and rows and groups of very many."""
+"""Calls with more than 2**31 elements, and very long rows and large groups."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_rows_of_2_to_the_24_elements_are_within_their_bounds(way, center, far):
 @pytest.mark.parametrize("way", ["forward", "backward"])
 @pytest.mark.parametrize("is_last", [True, False], ids=["channels last", "channels first"])
 def test_groups_of_2_to_the_24_elements_are_within_their_bounds(way, is_last):
-    of = Samples(1, (2**11, 2**10), 16, 2, is_last)
-    call_of(f"group_norm_{way}", {"samples": of}, OnNumpy()).check()
+    samples = Samples(1, (2**11, 2**10), 16, 2, is_last)
+    call_of(f"group_norm_{way}", {"samples": samples}, OnNumpy()).check()

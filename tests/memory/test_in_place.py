@@ -19,7 +19,7 @@ from tests.support.operands import assert_same_bits, at, draw
 SIZES = [(1, 1003, 1), (1, 64, 4), (9, 5, 1), (9, 2100, 1), (9, 5, 5), (50, 200, 8)]
 SMALL = [(3, 64, 4), (2, 1003, 1)]  # for the software GPU
 ALL_SIZES = {"numpy": SIZES, "cupy": SMALL}
-FORWARD_PLACES = [
+FORWARD_ALIASES = [
     *({"y": name} for name in ("x", "gate", "residual")),
     *({"residual": name} for name in ("x", "residual")),
     {"y": "gate", "residual": "x"},
@@ -27,7 +27,7 @@ FORWARD_PLACES = [
     {"y": "x", "residual": "residual"},
     {"y": "residual", "residual": "x"},
 ]
-BACKWARD_PLACES = [
+BACKWARD_ALIASES = [
     *({field: name} for field in ("dx", "dgate") for name in ("dy", "x", "gate", "d_residual")),
     {"dweight": "weight", "dbias": "bias"},
     {"dresidual": "x"},
@@ -38,7 +38,7 @@ BACKWARD_PLACES = [
     {"dx": "dy", "dgate": "gate", "dweight": "weight", "dbias": "bias"},
     {"dx": "gate", "dgate": "x", "dweight": "bias", "dbias": "weight"},
 ]
-WIDER_PLACES = [  # of a float32 stream: x and dresidual are float32, the others bfloat16
+WIDER_ALIASES = [  # of a float32 stream: x and dresidual are float32, the others bfloat16
     {"dx": "dy", "dresidual": "x"},
     {"dx": "gate", "dresidual": "x", "dgate": "dy"},
     {"dx": "d_residual", "dgate": "gate"},
@@ -57,7 +57,7 @@ def statistics(rows, groups):
     return {"mean": mean, "rstd": rstd}
 
 
-def check(function, result, arrays, all_places, kind="numpy", **options):
+def check(function, result, arrays, choices, kind="numpy", **options):
     """Call with results over copies of inputs, and compare with results in separate memory."""
 
     def put():
@@ -65,12 +65,12 @@ def check(function, result, arrays, all_places, kind="numpy", **options):
         return {name: copies[id(array)] for name, array in arrays.items()}
 
     right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
-    for places in all_places:
+    for aliases in choices:
         copies = put()
-        out = result(**{field: copies[name] for field, name in places.items()})
-        with at(places):
+        out = result(**{field: copies[name] for field, name in aliases.items()})
+        with at(aliases):
             actual = function(**copies, **options, out=out)
-            assert all(getattr(actual, field) is getattr(out, field) for field in places)
+            assert all(getattr(actual, field) is getattr(out, field) for field in aliases)
             for field, array in right.items():
                 assert_same_bits(host(getattr(actual, field)), array, field)
 
@@ -85,7 +85,7 @@ def test_results_of_a_forward_may_be_exactly_inputs(dtype, position, kind):
         options = {"groups": groups, "gate_position": position, "kind": kind}
         arrays = arrays_of(rows, width, dtype, "x", "residual", "gate")
         with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_PLACES, **options)
+            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_ALIASES, **options)
 
 
 @devices
@@ -102,9 +102,9 @@ def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
         options = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
         arrays = arrays_of(rows, width, dtype, "dy", "gate", "d_residual")
         arrays |= statistics((rows,), groups) | {"x": draw("x", (rows, width), stream)}
-        places = BACKWARD_PLACES if stream == dtype else WIDER_PLACES
+        aliases = BACKWARD_ALIASES if stream == dtype else WIDER_ALIASES
         with at(rows, width, groups):
-            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **options)
+            check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, **options)
 
 
 # --- one array for several operands ---------------------------------------------------------------
@@ -127,8 +127,8 @@ def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]
-    places = [{field: name} for field in NormGrads._fields for name in names]
-    check(cunorm.layer_norm_backward, NormGrads, arrays, places, groups=groups)
+    aliases = [{field: name} for field in NormGrads._fields for name in names]
+    check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, groups=groups)
 
 
 # --- where the residual stream begins -------------------------------------------------------------

@@ -37,7 +37,7 @@ def far():
         pytest.skip(f"no mapping of 8 GiB of addresses: {error}")
     base, count = np.frombuffer(memory, np.uint8), 0
 
-    def place(shape, strides, axis, dtype, values=None, *, backwards=False):
+    def put(shape, strides, axis, dtype, values=None, *, backwards=False):
         nonlocal count
         start = base[count * size :][: 4 * FAR + size].view(dtype)
         steps = [FAR if other == axis else step for other, step in enumerate(strides)]
@@ -48,7 +48,7 @@ def far():
             array[...] = values
         return array
 
-    return place
+    return put
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
@@ -92,13 +92,13 @@ VIEWS = {
 def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards):
     shape, channel_axis, strides, axis = VIEWS[view]
 
-    def place(*values):
+    def put(*values):
         return far(shape, strides, axis, np.float32, *values, backwards=backwards)
 
     groups = shape[channel_axis] // 2
     near = [draw(name, shape, "float32") for name in ("x", "dy")]
-    forward, backward = GroupNormForward(y=place()), GroupNormGrads(dx=place())
-    given = [place(values) for values in near]
+    forward, backward = GroupNormForward(y=put()), GroupNormGrads(dx=put())
+    given = [put(values) for values in near]
     out = {"forward": {"out": forward}, "backward": {"out": backward}}
     results = run(*given, groups, channel_axis, **out)
     assert results.y is forward.y

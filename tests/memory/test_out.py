@@ -114,8 +114,8 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
                 assert_same(call.make(), expected)
             assert_same(call.run(), expected)
             for key in inputs:
-                before, place = call.arrays[key], laid_out(call.arrays[key], axis, memory)
-                call.arrays[key] = call.out[field] = place
+                before, shared = call.arrays[key], laid_out(call.arrays[key], axis, memory)
+                call.arrays[key] = call.out[field] = shared
                 assert_same(call.run(), expected)
                 call.arrays[key] = before
 
@@ -166,18 +166,18 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
     pairs.append((group_y, cunorm.group_norm(images, 4, dtype="float16")))
     for found, right in pairs:
         assert_same_bits(host(found), host(right))
-    narrow, wide = (
+    narrow, wider = (
         (NormGrads(dweight=empty(8, d), dgate=empty((5, 8), d)), empty(call.shapes["x"], d))
         for d in ("float16", "float64")
     )
-    for out, dx in (narrow, wide):
+    for out, dx in (narrow, wider):
         grads = cunorm.rms_norm_backward(dy, x, **kwargs, rstd=forward.rstd, out=out)
         assert grads.dresidual.dtype == x.dtype
         assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
     for field in ("dweight", "dgate"):
-        right = host(getattr(wide[0], field)).astype(np.float32).astype(np.float16)
+        right = host(getattr(wider[0], field)).astype(np.float32).astype(np.float16)
         assert_same_bits(host(getattr(narrow[0], field)), right, field)
-    assert_same_bits(host(narrow[1]), host(wide[1]).astype(np.float16))
+    assert_same_bits(host(narrow[1]), host(wider[1]).astype(np.float16))
 
 
 # --- memory that NumPy allocates ------------------------------------------------------------------

@@ -74,8 +74,8 @@ def test_a_workspace_that_overlaps_any_array_is_refused(name):
     ).items():
         label = "out" if call.result is None and key == "out.y" else key
         for start in (0, 64, len(workspace) - array.nbytes):
-            place = workspace[start : start + array.nbytes].view(np.float32).reshape(array.shape)
-            change = put(call, {key: place}) | {"workspace": workspace}
+            view = workspace[start : start + array.nbytes].view(np.float32).reshape(array.shape)
+            change = put(call, {key: view}) | {"workspace": workspace}
             cases.append(Case(name, ValueError, f"workspace overlaps {label}, {OWN}", change))
     check_refused(cases)
 
@@ -144,7 +144,7 @@ def test_results_and_workspaces_between_the_rows_of_another_array_are_taken():
     expected = call.make()
     memory = np.zeros((5, 8, 128), np.float32)
     start = -memory.ctypes.data % 64 // 4
-    x, dx, dgate = (memory[:, place, start : start + 8] for place in range(3))
+    x, dx, dgate = (memory[:, index, start : start + 8] for index in range(3))
     x[...] = call.arrays["x"]
     before = bits(x).copy()
     workspace = memory[0, 3:].reshape(-1)[start:][:160]

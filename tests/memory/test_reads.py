@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""On a CPU, nothing before or behind an array is read, nor anything outside a variable.
+"""On a CPU, nothing outside of arrays and variables is read.
 
-Arrays lie beside pages where a read ends the process; and GCC's sanitizers look at each access.
+Arrays lie beside pages where a read ends the process; and GCC's sanitizers check each access.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Repeated calls of all sorts, in any order, give the results of calls without caches.
 
-Most of a call is cached by its options, and by the specs and alignment of its arrays. Here each
-call, valid or wrong, differs in one thing from an earlier one. At the end each is made once more
-with empty caches: errors are the same, results have the same bits.
+Most of a call is cached, keyed by its options and by the specs and alignment of its arrays. Here
+each call, valid or wrong, differs from an earlier one in a single way. At the end each is repeated
+with empty caches: errors must be the same, and results must have the same bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [
 SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # shapes fit these
 INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
-PLACES = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
+OPERANDS = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
 SLOT = 1 << 13  # bytes of memory for each of them
 
 
@@ -85,8 +85,8 @@ def view(memory, spec, key, shape):
     steps = np.empty((*shape[:-1], shape[-1] + gap), dtype).strides if shape else ()
     distance = spec["moved"].get(key, 0)
     distance = 32 if distance == 1 and kind != "numpy" else distance
-    start = PLACES.index(spec["instead"].get(key, key)) * SLOT + distance
-    numbers = np.random.default_rng([spec["seed"], PLACES.index(key)]).standard_normal(shape)
+    start = OPERANDS.index(spec["instead"].get(key, key)) * SLOT + distance
+    numbers = np.random.default_rng([spec["seed"], OPERANDS.index(key)]).standard_normal(shape)
     if kind == "cupy":
         import cupy
 
@@ -133,9 +133,9 @@ def check_calls(specs, kinds, steps):
     if "cupy" in kinds:
         import cupy
 
-        memory = cupy.zeros(SLOT * len(PLACES), "uint8")
+        memory = cupy.zeros(SLOT * len(OPERANDS), "uint8")
     else:
-        memory = np.zeros(SLOT * len(PLACES) + 64, np.uint8)
+        memory = np.zeros(SLOT * len(OPERANDS) + 64, np.uint8)
         memory = memory[-memory.ctypes.data % 64 :][:-64]
     rng = np.random.default_rng(0)
     while len(specs) < steps:

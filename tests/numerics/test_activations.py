@@ -83,22 +83,22 @@ def points(dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_derivatives_are_right_limits_included(run, name, kind):
     dtype, (device, function) = DTYPES[kind], run
-    of = {w: partial(function, f"{name}_{w}_{kind}") for w in ("both", "value", "slope")}
+    functions = {w: partial(function, f"{name}_{w}_{kind}") for w in ("both", "value", "slope")}
     z = points(dtype)
     if (device, name) == ("approximate", "silu"):
         z = z[~np.isinf(z)]
-    value, slope = of["both"](z, dtype, dtype)
-    wide, exact = z.astype(np.float64), reference.activations.ACTIVATIONS[name]
+    value, slope = functions["both"](z, dtype, dtype)
+    z64, exact = z.astype(np.float64), reference.activations.ACTIVATIONS[name]
     with np.errstate(all="ignore"):
-        expected, expected_slope = exact.value(wide), exact.slope(wide)
+        expected, expected_slope = exact.value(z64), exact.slope(z64)
     sure = ~np.isfinite(z) | (z == 0)
     np.testing.assert_array_equal(value[sure], expected[sure])
     np.testing.assert_array_equal(slope[sure], expected_slope[sure])
-    assert_within(value, expected, gate_error(wide, name, dtype.name), "value")
-    bound = gate_slope_error(wide, name, dtype.name)
+    assert_within(value, expected, gate_error(z64, name, dtype.name), "value")
+    bound = gate_slope_error(z64, name, dtype.name)
     if name == "gelu" and kind == "float":  # its exponent is corrected for the rounding
-        term, sensitivity = exponential_term(wide, name)
+        term, sensitivity = exponential_term(z64, name)
         bound -= count(2, dtype.name) * unit(dtype.name) * np.abs(sensitivity * term)
     assert_within(slope, expected_slope, bound, "slope")
-    np.testing.assert_array_equal(of["value"](z, dtype, dtype)[0], value)
-    np.testing.assert_array_equal(of["slope"](z, dtype, dtype)[1], slope)
+    np.testing.assert_array_equal(functions["value"](z, dtype, dtype)[0], value)
+    np.testing.assert_array_equal(functions["slope"](z, dtype, dtype)[1], slope)

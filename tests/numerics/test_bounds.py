@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounds allow for the rounding of a store, and for no arithmetic that loses digits."""
+"""Bounds allow for the rounding of a store, but not for arithmetic that loses digits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(dtype="float32", mean=0.0, **options):
 
 
 def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
-    """Return those of a group norm; the first channel has another weight and bias."""
+    """Return the same of a group norm; the first channel has another weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
@@ -125,10 +125,10 @@ LOSING = [  # the activation, its function, and a computation that loses digits
 @pytest.mark.parametrize(("activation", "function", "compute"), LOSING)
 def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, compute):
     z = np.linspace(-8, 8, 2001, dtype=np.float32)
-    wide, error = z.astype(np.float64), gate_error if function == "value" else gate_slope_error
+    z64, error = z.astype(np.float64), gate_error if function == "value" else gate_slope_error
     exact, bound = (
-        getattr(ACTIVATIONS[activation], function)(wide),
-        error(wide, activation, "float32"),
+        getattr(ACTIVATIONS[activation], function)(z64),
+        error(z64, activation, "float32"),
     )
     assert_within(exact.astype(np.float32), exact, bound)
     with pytest.raises(AssertionError, match="times the bound"):

@@ -26,7 +26,7 @@ from tests.support.internals import compiler
 from tests.support.operands import DTYPES, assert_same_bits
 
 pytestmark = needs_a_compiler
-WIDE = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
+COMPUTE = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 NARROW = ("fp16", "bf16")
 
@@ -83,20 +83,21 @@ def assert_same_values(actual, expected):
 
 @pytest.mark.parametrize("stored", NARROW)
 def test_every_16_bit_value_loads_exactly_and_survives_a_store(convert, stored):
-    every = every_16_bits().view(DTYPES[STORED[stored]])
-    for load, wide in (("load", "float"), ("load", "double"), ("one_load", "float")):
+    all_values = every_16_bits().view(DTYPES[STORED[stored]])
+    for load, compute in (("load", "float"), ("load", "double"), ("one_load", "float")):
         with np.errstate(invalid="ignore"):  # signalling NaNs
-            expected = every.astype(WIDE[wide])
-        values = convert(f"{load}_{stored}_{wide}", every, WIDE[wide])
+            expected = all_values.astype(COMPUTE[compute])
+        values = convert(f"{load}_{stored}_{compute}", all_values, COMPUTE[compute])
         assert_same_values(values, expected)
-        assert_same_values(convert(f"store_{stored}_{wide}", values, every.dtype), every)
+        survived = convert(f"store_{stored}_{compute}", values, all_values.dtype)
+        assert_same_values(survived, all_values)
 
 
-@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("stored", NARROW)
-def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, wide):
+def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, compute):
     """Some doubles are so close to a midpoint that the nearest float is the midpoint itself."""
-    dtype, narrow, rng = WIDE[wide].type, STORED[stored], np.random.default_rng(0)
+    dtype, narrow, rng = COMPUTE[compute].type, STORED[stored], np.random.default_rng(0)
     lowest, highest = np.log2(magnitudes(narrow)[[1, -1]])
     drawn = rng.uniform(1, 2, 50_000) * np.exp2(rng.uniform(lowest - 3, highest + 2, 50_000))
     with np.errstate(over="ignore", under="ignore"):
@@ -104,27 +105,27 @@ def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, 
     near = around_every_rounding_boundary(narrow, dtype)
     values = np.concatenate([near, special_values(dtype), drawn, -drawn])
     bits = nearest_even(narrow, values)
-    one_by_one = convert(f"one_store_{stored}_{wide}", values, np.uint16)
+    one_by_one = convert(f"one_store_{stored}_{compute}", values, np.uint16)
     np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, with CUDA's bits
     # In any order: an instruction may serve a whole vector only if it has no subnormal.
     for order in (np.arange(len(values)), rng.permutation(len(values))):
         expected = bits[order].view(DTYPES[narrow])
         for function in ("store", "store_all"):
-            result = convert(f"{function}_{stored}_{wide}", values[order], expected.dtype)
+            result = convert(f"{function}_{stored}_{compute}", values[order], expected.dtype)
             assert_same_values(result, expected)
 
 
-@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("stored", ["fp32", "fp64"])
-def test_float_and_double_convert_as_numpy_does(convert, stored, wide):
-    dtypes = (DTYPES[STORED[stored]], WIDE[wide])
+def test_float_and_double_convert_as_numpy_does(convert, stored, compute):
+    dtypes = (DTYPES[STORED[stored]], COMPUTE[compute])
     bits = np.random.default_rng(0).integers(0, 1 << 32, 50_000, np.uint32).view(np.float32)
     near = np.float64(1) + np.arange(-3, 4) * 2.0**-30
     with np.errstate(all="ignore"):
         values = np.concatenate([bits.astype(np.float64), (bits[:, None] * near).reshape(-1)])
         for function, (source, target) in {"load": dtypes, "store": dtypes[::-1]}.items():
             given = values.astype(source)
-            result = convert(f"{function}_{stored}_{wide}", given, target)
+            result = convert(f"{function}_{stored}_{compute}", given, target)
             assert_same_values(result, given.astype(target))
 
 

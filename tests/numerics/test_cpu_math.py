@@ -157,7 +157,7 @@ def test_results_do_not_depend_on_the_machine(native, tmp_path, machine):
 
 
 def test_no_function_is_called_and_no_branch_taken(tmp_path):
-    """But for erfc of doubles, which is called as a whole."""
+    """The exception is erfc of doubles, which is called."""
     source = MATH + "".join(
         f'extern "C" simd::Vector<{kind}> {function}_{kind}(simd::Vector<{kind}> v) '
         f"{{ return math::{function.replace('erfc', 'inlined_erfc')}(v); }}\n"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The functions of kernels_cu/math.cuh are as near as they say, however a GPU approximates.
+"""The functions of kernels_cu/math.cuh are as accurate as promised, however a GPU approximates.
 
-The C library stands in for CUDA's functions. The approximations are moved by the two units in the
-last place that CUDA's may be off by, to either side: rounded to nearest, as the software GPU's are,
-they would hide that a step of Newton's goes the wrong way.
+The C library stands in for CUDA's functions. The approximations are moved to either side by two
+units in the last place, CUDA's largest error. Approximations rounded to nearest, as the software
+GPU's are, would hide a Newton step that goes in the wrong direction.
 """
 
 import numpy as np

@@ -169,12 +169,12 @@ def test_a_backward_gives_the_gradients_requested_of_operands_that_are_there(pos
     for needs in [(), ("x",), ("weight", "gate"), ("bias",), ("x", "bias")]:
         of_group = tuple(name for name in needs if name != "gate")
         some = row_norm(a, GATED, needs=needs, **options)[1]
-        for every, grads in zip(
+        for complete, grads in zip(
             whole, (some, group_norm(a, 2, activation="silu", needs=of_group)[1]), strict=True
         ):
             for field in grads._fields:
                 if {"dresidual": "x"}.get(field, field[1:]) in needs:
-                    np.testing.assert_array_equal(getattr(grads, field), getattr(every, field))
+                    np.testing.assert_array_equal(getattr(grads, field), getattr(complete, field))
                 else:
                     assert getattr(grads, field) is None
     assert row_norm(a, ())[1][1:4] == (None, None, None)

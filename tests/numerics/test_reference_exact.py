@@ -81,8 +81,8 @@ def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
         parameters = (np.repeat(v[part[1]], positions) for v in (a.weight, a.bias))
         found = in_decimals(a.x[part].ravel(), *parameters, a.dy[part].ravel(), 1e-5, True)
         for name, array in exact.items():
-            place = part if array.shape == a.x.shape else (sample, group)
-            array[place] = found[name].reshape(array[place].shape)
+            index = part if array.shape == a.x.shape else (sample, group)
+            array[index] = found[name].reshape(array[index].shape)
     for name, summands in (("dweight", exact["dweight"]), ("dbias", a.dy)):
         by_channel = summands.swapaxes(0, 1).reshape(3 * depth, -1)
         exact[name] = np.array([math.fsum(channel) for channel in by_channel])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The oracle's norms and gradients are those of PyTorch and its autograd, in float64.
 
-Autograd differentiates PyTorch's own norms, and the forward of MATH.md written out.
+Autograd differentiates PyTorch's own norms, and the forward of docs/operators/normalize.md.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def assert_as_torch(f, grads, y, t):
 
 
 def leaves(a, *names):
-    wide = {name: getattr(a, name).astype(np.float64) for name in names}
-    return {name: torch.tensor(array, requires_grad=True) for name, array in wide.items()}
+    arrays64 = {name: getattr(a, name).astype(np.float64) for name in names}
+    return {name: torch.tensor(array, requires_grad=True) for name, array in arrays64.items()}
 
 
 # --- row norms ------------------------------------------------------------------------------------

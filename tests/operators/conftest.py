@@ -13,7 +13,7 @@ from tests.support.internals import _compiler
 
 @pytest.fixture(autouse=True)
 def _compiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where a text does not compile for this machine: fewer options would hide that."""
+    """Fail if a text does not compile with all options for this machine; fewer would hide that."""
     probe = _compiler.probe
 
     def probe_and_compare(*given: Any) -> None:

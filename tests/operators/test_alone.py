@@ -56,7 +56,7 @@ def sizes(name, is_gpu=False):
 
 
 def few(size):
-    """Return a number of rows or samples that gets another plan than a single one."""
+    """Return a number of rows or samples whose plan differs from that of a single one."""
     elements = size[0] * size[1]
     return 37 if elements < 4000 else 20 if elements < 15_000 else 5
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """All pairs of dtypes, activations, options, sizes and layouts work together.
 
-Each case is one build, run with arrays of several sizes; CI runs every fourth one, and half of the
-fuzzer's cover of the same pairs. `pytest -m exhaustive` runs other covers, too, with more choices.
+Each case is one build, run with arrays of several sizes. CI runs every fourth case, and half of the
+fuzzer's cover of the same pairs. `pytest -m exhaustive` also runs other covers, with more choices.
 """
 
 import random
 
 import pytest
 
-from tests.support.case_covers import FACTORS, WHERE, arranged, builds
+from tests.support.case_covers import FACTORS, LAYOUTS, arranged, builds
 from tests.support.cases import Samples, call_of
 from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
@@ -32,13 +32,13 @@ def check(kernel, case):
     for number, size in enumerate(SIZES if "group" in kernel else WIDTHS):
         draw = random.Random(f"{kernel} {case} {number}")
         if "group" in kernel:
-            of = {"samples": Samples(*size, case["channels_last"], draw.choice([-1, 1]))}
+            size_case = {"samples": Samples(*size, case["channels_last"], draw.choice([-1, 1]))}
         else:
-            of = {"shape": (1, 3, 7, size), "groups": draw.choice([1, 3])}
-            of["c"] = draw.choice([None, 3.0])
-        of = arranged(kernel, draw, case | of)
-        with at(of):
-            call_of(kernel, of, OnNumpy()).check()
+            size_case = {"shape": (1, 3, 7, size), "groups": draw.choice([1, 3])}
+            size_case["c"] = draw.choice([None, 3.0])
+        size_case = arranged(kernel, draw, case | size_case)
+        with at(size_case):
+            call_of(kernel, size_case, OnNumpy()).check()
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ OF_SIZES = {
     "channels": list(GROUPS),
     "groups": ["one", "some", "all"],
     "far": [False, True],
-    **WHERE,
+    **LAYOUTS,
 }
-MOST = 200_000  # elements, so that the oracle is quick
+MAX_ELEMENTS = 200_000  # elements, so that the oracle is quick
 
 
 def possible(case):
@@ -92,8 +92,8 @@ def test_any_pair_of_sizes_is_within_its_bounds(case):
     if case["axes"] < len(factors):
         factors = (positions,)
     factors = (1,) * (case["axes"] - len(factors)) + factors
-    samples = max(1, min(case["samples"], MOST // (positions * channels)))
+    samples = max(1, min(case["samples"], MAX_ELEMENTS // (positions * channels)))
     count = {"one": 1, "some": GROUPS[channels], "all": channels}[case["groups"]]
-    of = Samples(samples, factors, channels, count, *(case[name] for name in WHERE))
+    drawn = Samples(samples, factors, channels, count, *(case[name] for name in LAYOUTS))
     for kernel in ("group_norm_forward", "group_norm_backward"):
-        call_of(kernel, {"samples": of, "far": case["far"]}, OnNumpy()).check()
+        call_of(kernel, {"samples": drawn, "far": case["far"]}, OnNumpy()).check()

@@ -204,7 +204,7 @@ def results(position):
 
 
 def keeping(direction):
-    """Return, of a direction's loaded builds, whether they keep packs: True, False or both."""
+    """Return whether a direction's loaded builds keep packs: True, False or both."""
     builds = loaded_builds("PRE_GATE")
     macros = [dict(b.macros) for b in builds if b.kernel == f"row_norm_{direction}"]
     return {"HELD_PACKS" in names for names in macros}

@@ -20,9 +20,9 @@ GROUPS, WIDTH = 5, 96
 hosts = pytest.mark.parametrize("on", [OnNumpy, OnTorchCpu], ids=["numpy", "torch"])
 
 
-def view_of(on, of, array):
-    """Return a view as a framework's array of the same memory; None if PyTorch has no such."""
-    view = of(array)
+def view_of(on, take_view, array):
+    """Return a view as a framework's array of the same memory; None if PyTorch cannot have it."""
+    view = take_view(array)
     if on is OnNumpy or min(view.strides) < 0:
         return view if on is OnNumpy else None
     offset = (view.ctypes.data - array.ctypes.data) // array.itemsize
@@ -67,12 +67,12 @@ def gated(given, position):
 def test_rows_are_read_where_they_are_or_copied_once(on, position, monkeypatch):
     parameters = {name: optional(name, WIDTH, "float32") for name in ("weight", "bias")}
     copied = copies(monkeypatch)
-    for kind, (shape, of) in (ROWS | COPIED_ROWS).items():
+    for kind, (shape, take_view) in (ROWS | COPIED_ROWS).items():
         drawn = {name: draw(name, shape, "float32") for name in ("x", "gate", "dy")}
-        views = {name: view_of(on, of, array) for name, array in drawn.items()}
+        views = {name: view_of(on, take_view, array) for name, array in drawn.items()}
         if views["x"] is None:
             continue
-        dense = {name: np.array(of(array), order="C") for name, array in drawn.items()}
+        dense = {name: np.array(take_view(array), order="C") for name, array in drawn.items()}
         copied.clear()
         theirs = {name: on().put(array) for name, array in parameters.items()}
         f, grads = (get_all(on(), r) for r in gated(views | theirs, position))
@@ -128,10 +128,10 @@ COPIED = {  # to the nearer layout
 @hosts
 def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch):
     copied = copies(monkeypatch)
-    for kind, (axis, memory, shape, of) in (FITTING | COPIED).items():
+    for kind, (axis, memory, shape, take_view) in (FITTING | COPIED).items():
         drawn = {name: draw(name, shape, "float32") for name in ("x", "dy")}
-        dense = [laid_out(of(array), axis, memory) for array in drawn.values()]
-        views = [view_of(on, of, array) for array in drawn.values()]
+        dense = [laid_out(take_view(array), axis, memory) for array in drawn.values()]
+        views = [view_of(on, take_view, array) for array in drawn.values()]
         if views[0] is None:
             continue
         with at(kind):
@@ -187,17 +187,17 @@ def test_the_crop_of_a_channels_last_tensor_stays_channels_last():
 
 def test_parameters_and_statistics_of_any_strides_are_read_by_their_elements():
     x, dy = (draw(name, (4, 7, 5), "float32") for name in ("x", "dy"))
-    wide = {name: draw(name, (8, 10), "float32") for name in ("weight", "bias", "mean", "rstd")}
-    weight = wide["weight"][:5, :7].T
+    padded = {name: draw(name, (8, 10), "float32") for name in ("weight", "bias", "mean", "rstd")}
+    weight = padded["weight"][:5, :7].T
     y = cunorm.rms_norm(x, weight, axis=-2)
     assert_same_bits(y, cunorm.rms_norm(x, weight.copy(), axis=-2))
     for view in (np.s_[:4, ::2], np.s_[:4, 4::-1], np.s_[::2, :5]):
-        of = {name: array[view] for name, array in wide.items()}
-        of |= {name: of[name][0] for name in ("weight", "bias")}
-        dense = {name: array.copy() for name, array in of.items()}
-        results = [cunorm.group_norm_backward(dy, x, 5, **given) for given in (of, dense)]
+        views = {name: array[view] for name, array in padded.items()}
+        views |= {name: views[name][0] for name in ("weight", "bias")}
+        dense = {name: array.copy() for name, array in views.items()}
+        results = [cunorm.group_norm_backward(dy, x, 5, **given) for given in (views, dense)]
         assert_same_fields(*results)
-        for given in (of, dense):
+        for given in (views, dense):
             given |= {name: given[name][:, 0] for name in ("mean", "rstd")}
-        results = [cunorm.layer_norm_backward(dy[:, 0], x[:, 0], **g) for g in (of, dense)]
+        results = [cunorm.layer_norm_backward(dy[:, 0], x[:, 0], **g) for g in (views, dense)]
         assert_same_fields(*results)

@@ -23,42 +23,42 @@ LONG = [{"shape": (1, 1, 2, width)} for width in (4096, 70_000)]  # threads shar
 ONE_LAUNCH, THREE = ((2, (31,), 10, 5), (3, (31,), 10, 5)), ((2, (700,), 128, 64),)
 
 
-def of(dtype, *names):
+def typed(dtype, *names):
     """Return a case whose operands are of a dtype."""
     return {"bias": None} | dict.fromkeys(("x", "dy", "weight", *names), dtype)
 
 
-def samples(sizes, *where):
-    return [{"samples": Samples(*size, *where)} for size in sizes]
+def samples(sizes, *layout):
+    return [{"samples": Samples(*size, *layout)} for size in sizes]
 
 
 CASES = {
-    "rms, float32": ("row", of("float32"), SHORT + LONG),
+    "rms, float32": ("row", typed("float32"), SHORT + LONG),
     "layer, float64": (
         "row",
-        of("float64", "bias") | {"center": True, "c": 3.0},
+        typed("float64", "bias") | {"center": True, "c": 3.0},
         SHORT,
     ),
     "pre-gelu, float16, rounded": (
         "row",
-        of("float16", "gate")
+        typed("float16", "gate")
         | {"gate_activation": "gelu", "gate_position": "pre", "round_before_weight": True},
         SHORT,
     ),
     "post-silu, bfloat16, stream, groups": (
         "row",
-        of("bfloat16", "gate", "bias", "d_residual")
+        typed("bfloat16", "gate", "bias", "d_residual")
         | {"stream": "+ bfloat16", "center": True, "groups": 3},
         SHORT,
     ),
     "group norm, last, bfloat16, shared samples": (
         "group",
-        of("bfloat16", "bias"),
+        typed("bfloat16", "bias"),
         samples(THREE),
     ),
     "group norm, first, float32": (
         "group",
-        of("float32", "bias") | {"activation": "gelu_tanh"},
+        typed("float32", "bias") | {"activation": "gelu_tanh"},
         samples(ONE_LAUNCH, False, 1),
     ),
 }

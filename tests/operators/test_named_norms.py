@@ -138,12 +138,12 @@ def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
     """All operands are given; the stream is float32, and a gate float16."""
     dtype, norm = VARIANTS[variant]
     norm = ALL | norm
-    wide = "float64" if dtype == "float64" else "float32"
+    wider = "float64" if dtype == "float64" else "float32"
     for width in (1000,) if anywhere.is_gpu else (1, 31, 128, 1000, 20480):
         columns = width * norm.get("groups", 1)
         shape = (5 if anywhere.is_gpu else row_count(columns), columns)
         rows = {name: draw(name, shape, dtype) for name in ("x", "dy")}
-        rows |= {name: draw(name, shape, wide) for name in ("residual", "d_residual")}
+        rows |= {name: draw(name, shape, wider) for name in ("residual", "d_residual")}
         given = {name: draw(name, columns, "float32") for name in ("weight", "bias")}
         if "gate_position" in norm:
             given["gate"] = draw("gate", shape, "float16")
@@ -166,13 +166,13 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
     qkv, gate = draw("x", (50, 3, 8, 64), "bfloat16"), draw("gate", (50, 1, 64), "bfloat16")
     weight = draw("weight", 64, "float32")
     there = put_all(anywhere, {"x": qkv, "gate": gate, "weight": weight})
-    wide = {
+    expanded = {
         OnTorch: lambda array: array.expand(50, 8, 64),
         OnCupy: lambda array: anywhere.cupy.broadcast_to(array, (50, 8, 64)),
         OnJax: lambda array: None,
     }.get(type(anywhere), lambda array: np.broadcast_to(array, (50, 8, 64)))(there["gate"])
-    options = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
-    f = cunorm.rms_norm_forward(there["x"][:, 1], there["weight"], gate=wide)
+    options = {} if expanded is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
+    f = cunorm.rms_norm_forward(there["x"][:, 1], there["weight"], gate=expanded)
     check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **options)
 
 
@@ -195,8 +195,8 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
     kwargs = put_all(on, given) | options
     groups = channels if name == "instance_norm" else groups
     f = cunorm.group_norm_forward(there[0], groups, **kwargs)
-    of = {"num_groups": groups} if name == "group_norm" else {}
-    y = getattr(cunorm, name)(there[0], **of, **kwargs)
+    groups_option = {"num_groups": groups} if name == "group_norm" else {}
+    y = getattr(cunorm, name)(there[0], **groups_option, **kwargs)
     saved = {"mean": f.mean, "rstd": f.rstd}
     grads = cunorm.group_norm_backward(*there[::-1], groups, **kwargs, **saved)
     assert (type(f), type(grads)) == (GroupNormForward, GroupNormGrads)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Any gradients are right by themselves, on every instruction set of this machine.
+"""Any subset of the gradients is right, on every instruction set of this machine.
 
-What a build keeps from one pass to the next is poisoned before: see `machines.py`. The fuzzer of
-calls has a cover of the same choices.
+Memory that builds keep between passes is poisoned first: see `machines.py`. The fuzzer has a cover
+of the same choices.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
 def check(kernel, case):
     with compiled_for(case["machine"]):
         for size in SIZES if "group" in kernel else WIDTHS:
-            of = {"shape": (1, 1, 5, size)}
+            size_case = {"shape": (1, 1, 5, size)}
             if "group" in kernel:
-                of = {"samples": Samples(*size, case["channels_last"])}
-            with at(of):
-                call_of(kernel, case | of | {"workspace": True}, OnNumpy()).check()
+                size_case = {"samples": Samples(*size, case["channels_last"])}
+            with at(size_case):
+                call_of(kernel, case | size_case | {"workspace": True}, OnNumpy()).check()
 
 
 @pytest.mark.parametrize("machine", machines())
 @pytest.mark.parametrize("gate", ["float16", "float32"])
 def test_gradients_of_a_gate_alone_and_of_a_weight_with_it_are_not_old_memory(gate, machine):
-    """No row is reduced, so that the first pass has nothing to keep for the second."""
-    of = {"shape": (1, 1, 3, 300), "x": gate, "dy": gate, "gate": gate, "bias": None}
+    """No row is reduced, so the first pass has nothing to keep for the second."""
+    size_case = {"shape": (1, 1, 3, 300), "x": gate, "dy": gate, "gate": gate, "bias": None}
     for needs in [("gate",), ("weight", "gate")]:
-        check("row_norm_backward", of | {"needs": needs, "machine": machine})
+        check("row_norm_backward", size_case | {"needs": needs, "machine": machine})
 
 
 # --- all of them ----------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The norms of published models, written out in PyTorch as there, and their gradients.
 
-A formula in float64 is as exact as the oracle, so the two agree to some ulps of float64; the
-kernels are then within their bounds of either. A formula in the models' own dtypes gives the bits
-of the kernels, wherever the precision of float32 determines them.
+A formula in float64 is as accurate as the oracle, so both agree to some ulps of float64, and the
+kernels are within their bounds of both. A formula in the models' own dtypes gives the same bits as
+the kernels, except where float32 cannot determine the rounding.
 """
 
 import numpy as np
@@ -24,28 +24,28 @@ ULP = 2.0**-23  # of float32, the largest relative size
 
 def llama(x, weight):
     """LlamaRMSNorm of transformers, and Qwen's: round to x's dtype, then multiply by weight."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return weight * wide.to(x.dtype)
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    promoted = promoted * torch.rsqrt(promoted.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * promoted.to(x.dtype)
 
 
 def gemma(x, weight):
     """GemmaRMSNorm of transformers: multiply by 1 + weight, then round."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return (wide * (1.0 + weight.to(wide.dtype))).type_as(x)
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    promoted = promoted * torch.rsqrt(promoted.pow(2).mean(-1, keepdim=True) + EPS)
+    return (promoted * (1.0 + weight.to(promoted.dtype))).type_as(x)
 
 
 def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
     """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py), in a wide type."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    g = torch.nn.functional.silu(gate.to(wide.dtype))
+    promoted = x.to(torch.promote_types(x.dtype, torch.float32))
+    g = torch.nn.functional.silu(gate.to(promoted.dtype))
     if not norm_before_gate:
-        wide = wide * g
-    groups = wide.unflatten(-1, (-1, group_size or x.shape[-1]))
+        promoted = promoted * g
+    groups = promoted.unflatten(-1, (-1, group_size or x.shape[-1]))
     rstd = 1 / torch.sqrt(groups.square().mean(-1, keepdim=True) + EPS)
-    wide = (groups * rstd).flatten(-2) * weight.to(wide.dtype)
-    return (wide * g if norm_before_gate else wide).to(x.dtype)
+    promoted = (groups * rstd).flatten(-2) * weight.to(promoted.dtype)
+    return (promoted * g if norm_before_gate else promoted).to(x.dtype)
 
 
 def drawn(*names):
@@ -118,7 +118,7 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
 
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
 def test_other_published_norms_are_their_references_to_the_bit(name):
-    """As above; a gate's activation and the products with it and weight add as much error."""
+    """As above; the gate's activation, and the products with it and weight, add as much error."""
     formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))

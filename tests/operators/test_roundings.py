@@ -55,7 +55,7 @@ def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
 def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
-    """The first channel is the shift of the others; in float64, doubles have no digits to spare."""
+    """Sums are taken about the first channel; float64 sums have no wider type to spare digits."""
     size = (2, positions, groups, channels // groups)
     x = np.random.default_rng(0).standard_normal(size) * 1e-3
     x[..., 0] += 1000
@@ -87,7 +87,7 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
 
 
 def test_gradients_of_rows_that_are_taken_two_at_once_do_not_add_up_their_roundings():
-    """Of 8192 rows a block has 256, in 16 runs of 16; these 256 terms in turn would be 62 u off."""
+    """A block has 256 of 8192 rows, in 16 runs of 16; 256 terms one by one would be 62 u off."""
     rows, width, term = 8192, 4100, np.float32(1.0868149)  # rows of more than 16 KiB
     dy, x = (np.broadcast_to(value, (rows, width)) for value in (term, np.float32(0)))
     ones, saved = np.ones(width, np.float32), np.ones(rows, np.float32)
@@ -133,7 +133,7 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
 @pytest.mark.parametrize("far", [100.37, 1.0037e16])
 @pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 8), (1, 4096, 21 * 64)])
 def test_what_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
-    """Its mean is as far from all others as it can be for their deviation."""
+    """The sampled elements' mean is as far from the rest as their deviation allows."""
     in_sample = np.arange(positions) % sampled < (1 if axis == -1 else 64)
     x = np.where(in_sample, np.float32(0), np.float32(far))
     x = np.ascontiguousarray(np.broadcast_to(x, (1, 8, positions)))

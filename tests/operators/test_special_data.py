@@ -120,8 +120,8 @@ def sizes(kernel, is_gpu):
         widths = (128,) if is_gpu else (1, 33, 1000)
         return [{"shape": (1, 1, 9, w), "center": c} for w in widths for c in (False, True)]
     found = [(131, 40, 8)] if is_gpu else [(300, 40, 8), (3007, 40, 4)]
-    where = ((True, -1), (False, 1))
-    return [{"samples": Samples(3, (n,), *rest, *at)} for n, *rest in found for at in where]
+    orders = ((True, -1), (False, 1))
+    return [{"samples": Samples(3, (n,), *rest, *at)} for n, *rest in found for at in orders]
 
 
 # With eps 0 the squares must not vanish; else eps is all that counts.
@@ -140,8 +140,8 @@ def test_large_and_small_numbers_are_within_the_bounds(device, kernel, scale):
 @pytest.mark.parametrize("kernel", ["row_norm_forward", "group_norm_forward"])
 def test_rows_and_groups_whose_squares_overflow_give_zeros_or_nan(device, kernel, scale):
     for case in sizes(kernel, device.is_gpu):
-        wide = {"bias": None, "activation": None, "scale": scale}
-        f = call_of(kernel, case | wide, device).run()
+        plain = {"bias": None, "activation": None, "scale": scale}
+        f = call_of(kernel, case | plain, device).run()
         width = groups_of(case, f.y)[0].size
         with at(case):
             assert width == 1 or not np.nan_to_num(f.y).any()
@@ -167,20 +167,20 @@ def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
         for operand in operands:
             call = call_of(kernel, case, device)
             parts = groups_of(case, call.inputs[operand].host)
-            place = tuple(size // 2 for size in parts.shape)
-            parts[place] = value
+            index = tuple(size // 2 for size in parts.shape)
+            parts[index] = value
             got, own = groups_of(case, getattr(call.run(), field)), np.zeros(parts.shape, bool)
-            own[place[0], :, place[2]] = True
+            own[index[0], :, index[2]] = True
             with at(case, operand):
-                assert not np.isfinite(got[place])
+                assert not np.isfinite(got[index])
                 assert_same_bits(got[~own], clean[~own], field)
 
 
 def test_a_mean_of_many_channels_is_exact_where_the_first_is_far_from_it():
     """Also in float64, where sums of parts have no wider type."""
-    of = Samples(40, (), 350, 5)
-    call = call_of("group_norm_forward", {"samples": of, "x": "float64"}, OnNumpy())
-    x = groups_of({"samples": of}, call.inputs["x"].host)
+    samples = Samples(40, (), 350, 5)
+    call = call_of("group_norm_forward", {"samples": samples, "x": "float64"}, OnNumpy())
+    x = groups_of({"samples": samples}, call.inputs["x"].host)
     x[..., 0] = 1000
     call.check()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What bench needs of CuPy beyond cunorm and its tests: the host's clock for a GPU's, and copies.
+"""The parts of CuPy that only bench needs: events (timed by the host's clock) and copies.
 
-The times are the interpreter's, of no GPU: they only try the scripts that measure.
+The times are the interpreter's, not a GPU's: they only exercise the scripts that measure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FREE = 1 << 28  # bytes; so few that small arrays rotate through few sets
 
 
 def add_to(cupy: Any) -> None:
-    """Add to the stand-in for CuPy what it lacks, and let cunorm ask the software GPU's driver."""
+    """Add these parts to the stand-in for CuPy, and make cunorm use the software GPU's driver."""
     driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
     if hasattr(cupy.cuda, "get_elapsed_time"):
         return

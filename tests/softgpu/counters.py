@@ -41,7 +41,7 @@ class Shared:
     ideal: int
 
     @property
-    def excess(self) -> int:
+    def surplus(self) -> int:
         """The wavefronts due to bank conflicts."""
         return self.wavefronts - self.ideal
 
@@ -75,7 +75,7 @@ class Launch:
     shared_stores: Shared
     ranges: tuple[Range, ...]  # the accessed allocations
 
-    def of(self, pointer: int) -> Range:
+    def range_at(self, pointer: int) -> Range:
         """Return the counts of the allocation at an address; zeros without accesses."""
         found = (one for one in self.ranges if one.begin <= pointer < one.end)
         return next(found, Range(pointer, pointer))

@@ -31,8 +31,8 @@ def ends(kind: str) -> tuple[float, float]:
 def test_every_type_is_converted_to_every_other_as_numpy_does(source):
     dtype = TYPES[source][2]
     exact = RNG.standard_normal(253) * 10.0 ** RNG.integers(-3, 25, 253)
-    for wide in (False, True):
-        targets = [to for to in OF_C if (TYPES[to][2].itemsize >= 4) == wide]
+    for is_wide in (False, True):
+        targets = [to for to in OF_C if (TYPES[to][2].itemsize >= 4) == is_wide]
         low, high = np.array([ends(kind) for kind in (source, *targets)]).T
         v = np.clip(np.r_[exact, 0.5, 1.5, -2.5], low.max(), high.min()).astype(dtype)
         found = computed([(to, f"r = ({TYPES[to][0]})a;") for to in targets], v)

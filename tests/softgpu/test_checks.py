@@ -122,7 +122,7 @@ NOT_WAITED = {
 
 
 def launch_early(body: str, x, attribute: int = 6) -> None:
-    """Launch a kernel that may begin while the one before it runs."""
+    """Launch a kernel that may begin while the previous one runs."""
     value = ctypes.create_string_buffer(struct.pack("@I4xI60x", attribute, 1))
     config = struct.pack("@7IPPI0P", 1, 1, 1, 32, 1, 1, 0, 0, ctypes.addressof(value), 1)
     arguments = ctypes.c_char_p(struct.pack("@P", x.data.ptr))

@@ -15,7 +15,7 @@ def counts(body: str, *arrays, **options):
     with counting() as launches:
         launch(body, *arrays, **options)
     (recorded,) = launches
-    found = [recorded.of(array.data.ptr) for array in arrays]
+    found = [recorded.range_at(array.data.ptr) for array in arrays]
     assert {r.begin for r in recorded.ranges} <= {r.begin for r in found}
     assert recorded.kernel == "k"
     return recorded, *found
@@ -78,13 +78,13 @@ BANKS = {  # type, stride in elements: wavefronts without and with conflicts
 
 @pytest.mark.parametrize("access", BANKS)
 def test_conflicts_of_banks_are_counted(access):
-    of, stride = access
-    body = f"""int* x) {{ extern __shared__ double space[]; {of}* s = ({of}*)space;
-        s[threadIdx.x * {stride}] = {of}{{}}; }}"""
+    kind, stride = access
+    body = f"""int* x) {{ extern __shared__ double space[]; {kind}* s = ({kind}*)space;
+        s[threadIdx.x * {stride}] = {kind}{{}}; }}"""
     recorded, _ = counts(body, cupy.zeros(1, "i"), shared=32768)
     ideal, busy = BANKS[access]
     assert recorded.shared_stores == Shared(1, busy, ideal)
-    assert recorded.shared_stores.excess == busy - ideal
+    assert recorded.shared_stores.surplus == busy - ideal
     assert recorded.shared_loads == Shared(0, 0, 0)
 
 

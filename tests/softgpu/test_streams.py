@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Late streams: work runs only when the host waits for it, and freed memory is gone."""
+"""Late streams: work runs only when the host waits for it, and freed memory is unmapped."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 """Error bounds of results, and the checks against them.
 
 Bounds are absolute and per element, as float64 arrays. Storing a result in a type narrower than the
-compute type rounds it once more: half an ulp of the element in the storage dtype, on top of the
-error of the computation. Errors of computations in float32 are counted in ulps of float32. Those in
-float64 have the same counts in ulps of float64, twice: once for the kernel and once for the oracle,
-which is also float64 and has the same bounds.
+compute type adds one rounding: half an ulp of the element in the storage dtype. Errors of float32
+computations are counted in ulps of float32. Errors of float64 computations have the same counts in
+ulps of float64, doubled: once for the kernel and once for the oracle, which is also float64.
 
 Bounds hold for inputs whose squares neither overflow nor vanish in the compute type. They allow for
 flush-to-zero of subnormals only in a gate's tail.
@@ -31,8 +30,8 @@ __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound
 class Expected(NamedTuple):
     """The exact results of a norm, and the errors that they may have.
 
-    An error is that of a field before the store, and broadcasts to the field's shape. Sums over
-    rows have two terms: the sum of their summands' sizes, and a further error.
+    An error belongs to a field before the store, and broadcasts to the field's shape. The error of
+    a sum over rows has two terms: the sum of the summands' magnitudes, and a further error.
     """
 
     exact: Any
@@ -130,8 +129,8 @@ def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **o
 def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:
     """Bound the error of dweight or dbias: 8 u times `magnitude`, the sum over rows of |summand|.
 
-    Each summand dy * k * r has r's error of a few u; the sum over rows, in parts of bounded length,
-    adds about as much. One rounding to the parameter's dtype comes on top.
+    Each summand dy * k * r has r's error of a few u. The sum over rows, in parts of bounded length,
+    adds about as much, and rounding to the parameter's dtype adds once more.
     """
     return count(8, compute) * unit(compute) * magnitude + 0.5 * ulp(exact, dtype)
 

@@ -67,7 +67,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
 
 @contextmanager
 def separate_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
-    """Use a cache below a folder, and a compiler of such a script; by default one that copies."""
+    """Use a cache below a folder, and a compiler from a script; by default one that copies."""
     environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
     cache = folder / "cache"
     with fresh_process(CUNORM_CACHE_DIR=cache, **environment):

@@ -151,7 +151,7 @@ class Call:
         return shapes | dict.fromkeys(("weight", "bias"), (width,))
 
     def _fields(self) -> list[str]:
-        """Return the names of the results that are arrays of their own."""
+        """Return the names of the results that have their own arrays."""
         if self.result is None:
             return ["y"]
         centered = self.options.get("center") or "layer_norm" in self.name or "group" in self.name
@@ -247,7 +247,7 @@ def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
 
 
 def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
-    """Call a function with an empty cache, so that it is checked and planned; not thread-safe."""
+    """Call a function with an empty cache, so that it is checked and planned. Not thread-safe."""
     with pytest.MonkeyPatch.context() as patch:
         empty_call_cache(patch)
         return function(*arguments, **more)
@@ -262,7 +262,7 @@ def cached_calls_only() -> Iterator[None]:
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the named pointers of each launch; a copy of an operand fails."""
+    """Return a list that gets the named pointers of each launch; copying an operand fails."""
     launches = []
     loaded = internals._dispatch._loaded
 

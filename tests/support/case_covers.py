@@ -44,17 +44,17 @@ FACTORS: dict[str, dict[str, Any]] = {
 }
 
 
-def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
-    factors = choices_of(kernel, where, is_seeded=seed is not None)
+def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> list[Case]:
+    """Return a cover of all pairs, with `fixed` over the factors; a seed adds choices."""
+    factors = choices_of(kernel, fixed, is_seeded=seed is not None)
     if seed is not None:
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
     return [_legal(case) for case in pairwise(factors, relevant)]
 
 
-def choices_of(kernel: str, where: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
+def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
     """Return the choices of a cover, by their names; a seeded one has more."""
-    factors = {**FACTORS[kernel], **where}
+    factors = {**FACTORS[kernel], **fixed}
     if not is_seeded:
         return factors
     activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
@@ -64,9 +64,9 @@ def choices_of(kernel: str, where: Mapping[str, Any], *, is_seeded: bool) -> dic
 
 
 def _legal(case: Case) -> Case:
-    """Return a valid case: a result has the dtype of the array that it is written over.
+    """Return a valid case: a result written over an array has that array's dtype.
 
-    Where no operand of those in `needs` is there, x is another, so that there is a result.
+    If none of the operands in `needs` is present, add x, so that there is a result.
     """
     more, needs = {}, case.get("needs", ("x",))
     if not any(name == "x" or case.get(name) for name in needs):
@@ -105,7 +105,7 @@ def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
 
 # --- builds ---------------------------------------------------------------------------------------
 
-WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
+LAYOUTS = {"channels_last": (True, False), "channel_axis": (-1, 1)}
 # Factors that are not compiled in and so vary with the size; and activations, which take turns.
 _FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
 _OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
@@ -119,7 +119,7 @@ def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
     fixed = fixed | more
     fixed = {
-        name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE | more
+        name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | LAYOUTS | more
     }
     for number, case in enumerate(cover(kernel, fixed, seed)):
         for name in {"gate_activation", "activation"} & case.keys():

@@ -31,14 +31,14 @@ _NORM = {
 }
 # Options of the statistics.
 _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
-# The default case. A dtype of None: an absent operand; for a result, the dtype of x or, for a
+# The default case. A dtype of None means an absent operand; for a result, the dtype of x or, for a
 # gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
-# in that dtype. `shape` ends with the width of a group, before which named layouts have three axes;
-# a group norm has `samples`. `layouts` is the layout of all operands, or the index of the first
-# one's; or functions that allocate an array of a shape and dtype, in turn, with those of results
-# under `results`. `given` are the results that get arrays; None: all but the statistics. `picked`
-# are the indices of the rows or samples to keep; None: all. `values` are the numbers of x and of
-# the residual, times `scale`; dy and d_residual are times `dy_scale`.
+# in that dtype. `shape` ends with the width of a group (named layouts have three axes before it);
+# group norms have `samples` instead. `layouts` is the layout of all operands, or the index of the
+# first operand's; or a tuple of functions, used in rotation, that allocate an array given its shape
+# and dtype (those for results are in `results`). `given` are the results that get arrays; None: all
+# but the statistics. `picked` are the indices of the rows or samples to keep; None: all. `values`
+# are the numbers of x and residual, times `scale`; `dy_scale` is a factor of dy and d_residual.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -80,9 +80,9 @@ class Call(NamedTuple):
         return inputs | self.options | given
 
     def check_memory(self, written: Sequence[Placed | None] = ()) -> None:
-        """Check that no array but these is written, and no memory between their elements."""
+        """Check that only these arrays are written, and no memory between their elements."""
         for placed in self.arrays:
-            placed.check(written=any(placed is place for place in written))
+            placed.check(written=any(placed is other for other in written))
 
     def check(self) -> Any:
         """Make the call, check its results against the oracle, and return them."""
@@ -109,10 +109,10 @@ class Call(NamedTuple):
             return placed and placed.array
         return KINDS[self.kind]().put(placed.array)
 
-    def _get(self, array: Any, place: Placed | None) -> Array | None:
+    def _get(self, array: Any, placed: Placed | None) -> Array | None:
         if array is None or self.on.is_gpu:
             return array if array is None else self.on.get(array)
-        return (KINDS[self.kind]().get(array) if place is None else place.array).copy()
+        return (KINDS[self.kind]().get(array) if placed is None else placed.array).copy()
 
 
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
@@ -130,12 +130,12 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
 
 def groups_of(case: Mapping[str, Any], array: Array) -> Array:
     """View an array like x as rows or samples, positions, groups and their channels."""
-    of = case.get("samples")
-    if of is None:
+    samples = case.get("samples")
+    if samples is None:
         width = prod(array.shape[case.get("axis", -1) :])
         return array.reshape(-1, 1, 1, width)
-    array = np.moveaxis(array, of.channel_axis, -1)
-    return array.reshape(len(array), -1, of.groups, of.channels // of.groups)
+    array = np.moveaxis(array, samples.channel_axis, -1)
+    return array.reshape(len(array), -1, samples.groups, samples.channels // samples.groups)
 
 
 def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
@@ -160,17 +160,18 @@ def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
 
 
 def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
-    of: Samples = case["samples"]
-    arranged, picked, drawn = _arrangement(case, GROUP_LAYOUTS), case["picked"], of.shape
+    samples: Samples = case["samples"]
+    arranged, picked, drawn = _arrangement(case, GROUP_LAYOUTS), case["picked"], samples.shape
     if picked is not None:
-        of = of._replace(samples=len(picked))
+        samples = samples._replace(samples=len(picked))
         arranged["pick"] = lambda values: values[picked]
 
     def empty(dtype: np.dtype, layout: Any) -> Array:
-        return of.empty(dtype, layout) if isinstance(layout, str) else layout(of.shape, dtype)
+        named = isinstance(layout, str)
+        return samples.empty(dtype, layout) if named else layout(samples.shape, dtype)
 
-    options = {"num_groups": of.groups, "channel_axis": of.channel_axis}
-    make = Draws(on, empty, drawn, of.channels, **arranged)
+    options = {"num_groups": samples.groups, "channel_axis": samples.channel_axis}
+    make = Draws(on, empty, drawn, samples.channels, **arranged)
     return make, options | {"activation": case["activation"]}
 
 
@@ -190,23 +191,23 @@ def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
 
 def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
     options |= {"eps": case["eps"]}
-    places = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
+    outputs = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
     if is_row:
         kind, _, stream = (case["stream"] or "").partition(" ")
         inputs["residual"] = make.large(stream if kind == "+" else None)
         options |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
-            places["residual"] = over or make.result(stream)
+            outputs["residual"] = over or make.result(stream)
     row_functions = (cunorm.normalize_forward, NormForward, expected_forward)
     group_functions = (cunorm.group_norm_forward, GroupNormForward, expected_group_forward)
     function, kind, expected = row_functions if is_row else group_functions
     operands = _hosts(inputs) | options
     if case["given"]:
         statistics = _statistics(case, operands).items()
-        places |= {name: make.statistic(array) for name, array in statistics}
+        outputs |= {name: make.statistic(array) for name, array in statistics}
     exact = partial(expected, **operands)
-    return _call(case, on, (function, inputs, options), make, kind(), places, exact, {})
+    return _call(case, on, (function, inputs, options), make, kind(), outputs, exact, {})
 
 
 def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
@@ -219,13 +220,13 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, optio
     named = tuple(name for name in case["needs"] if is_row or name != "gate")  # perhaps absent ones
     needs = tuple(name for name in named if inputs.get(name))
     before = _accumulated(case, make, needs)
-    places = _gradients(case, make, inputs, needs) | before
+    outputs = _gradients(case, make, inputs, needs) | before
     row_functions = (cunorm.normalize_backward, NormGrads, expected_backward)
     group_functions = (cunorm.group_norm_backward, GroupNormGrads, expected_group_backward)
     function, kind, expected = row_functions if is_row else group_functions
     options = options | {"needs": named, "accumulate": bool(case["accumulate"])}
     exact = partial(expected, **operands, eps=case["eps"])
-    return _call(case, on, (function, inputs, options), make, kind(), places, exact, before)
+    return _call(case, on, (function, inputs, options), make, kind(), outputs, exact, before)
 
 
 def _call(
@@ -234,18 +235,18 @@ def _call(
     called: tuple[Callable[..., Any], dict[str, Placed | None], dict[str, Any]],
     make: Draws,
     none: Any,
-    places: dict[str, Placed],
+    outputs: dict[str, Placed],
     expected: Callable[[], Expected],
     before: dict[str, Placed],
 ) -> Call:
-    """Return the call with the places of the results that the case gives arrays for."""
+    """Return the call, with arrays for the results that the case gives arrays for."""
     function, inputs, options = called
     kept = {*before} if case["given"] is None else {*before, *case["given"]}
     if case["given"] is None or case["in_place"]:
-        kept |= {*places}
+        kept |= {*outputs}
     if case["workspace"]:
         inputs["workspace"] = make.workspace(_workspace_size(function, inputs, options))
-    out = none._replace(**{name: place for name, place in places.items() if name in kept})
+    out = none._replace(**{name: placed for name, placed in outputs.items() if name in kept})
     return Call(on, function, inputs, options, out, make.all, expected, before, case["kind"])
 
 
@@ -292,7 +293,7 @@ def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, P
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Subtract the former values from sums: the value nearest to the exact one that rounds so."""
+    """Subtract former values from sums; of all that round to a sum, take the nearest to exact."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))

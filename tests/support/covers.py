@@ -25,14 +25,13 @@ def pairwise(
 ) -> list[Case]:
     """Return combinations in which every two choices of different factors meet.
 
-    Some choices make others idle: `relevant` returns the choices of a case, or of a part of one,
-    that are not idle. Two choices meet in a case where neither is idle; pairs that cannot meet are
-    skipped.
+    Some choices make others idle: `relevant` returns those of a case, or part of one, that are not
+    idle. Two choices meet in a case if neither is idle; pairs that cannot meet are skipped.
 
-    The algorithm is greedy: each case starts from a missing pair. Of every other factor it takes
-    the choice that adds the most missing pairs, and among equals the one taken least so far. The
-    same factors give the same cases. There are hardly more cases than the product of the two
-    longest factors, which is the minimum.
+    The algorithm is greedy: each case starts from a missing pair. From every other factor it takes
+    the choice that adds most missing pairs; among equals, the one used least so far. The same
+    factors give the same cases. The number of cases is hardly above its minimum, the product of the
+    lengths of the two longest factors.
     """
     if len(factors) < 2:
         return list(everything(factors))

@@ -100,7 +100,7 @@ def loaded_builds(macro: str) -> list[KernelBuild]:
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Whether a CPU's build stores its results past the caches, as the call moves much."""
+    """Whether a CPU's build stores its results past the caches, for calls that move much."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 

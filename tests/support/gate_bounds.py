@@ -47,8 +47,8 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
     """Bound the error of g(z): 4 ulp of it, and 2 u of abs(z * T).
 
     exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
-    The argument of an exponential is rounded as a product and in its constant. A gate of a wider
-    dtype is rounded first. Numbers below the smallest normal one may be 0, as CUDA flushes them.
+    An exponential's argument is rounded as a product, and so is its constant. A gate of a wider
+    dtype is rounded first. Subnormal numbers may be 0, because CUDA flushes them.
     """
     g, slope = (f(z) for f in ACTIVATIONS[activation])
     error = 0.5 * ulp(z, compute) * np.abs(slope) if narrows(compute, dtype) else np.zeros(z.shape)
@@ -65,9 +65,9 @@ def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
     The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each is
-    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The argument's rounding moves the
-    exponential by 2 u of a, at most z * a'. A factor that is flushed to 0 is multiplied by z**3 at
-    most.
+    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The rounding of the argument moves the
+    exponential by 2 u of a, which is at most z * a'. A factor that is flushed to 0 would be
+    multiplied by z**3 at most.
     """
     if activation in EXACT:
         return np.zeros(z.shape)

@@ -21,7 +21,7 @@ if sys.platform != "win32":  # where arrays lie beside usual memory
 
 
 class OnGuarded(OnNumpy):
-    """NumPy arrays that end, or begin, where a page begins or ends that faults if it is touched."""
+    """NumPy arrays that begin or end at the border of a page that faults on any access."""
 
     behind = 0
 

@@ -28,13 +28,13 @@ needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ co
 
 
 def runs_here(machine: str) -> bool:
-    """Return whether this machine runs code that is compiled with such a -march."""
+    """Return whether this machine runs code that is compiled with a given -march."""
     flags = Path("/proc/cpuinfo")
     return MACHINES[machine] <= set(flags.read_text().split() if flags.exists() else ())
 
 
 def for_machine(machine: str) -> tuple[str, ...]:
-    """Return the shipped options of the CPU build, with another -march; loops are exported."""
+    """Return the shipped options of the CPU build, with another -march and loops exported."""
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
@@ -85,7 +85,7 @@ def every_16_bits() -> Any:
 
 
 def magnitudes(narrow: str) -> Any:
-    """Return every finite value from 0 up, then the next one if the exponent had no limit."""
+    """Return every finite value from 0 up, then the value that would follow the largest."""
     infinity = np.array(np.inf, DTYPES[narrow]).view(np.uint16)
     finite = every_16_bits()[:infinity].view(DTYPES[narrow]).astype(np.float64)
     return np.append(finite, 2 * finite[-1] - finite[-2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The one place where tests import private names of cunorm: a change of the package ends here."""
+"""The only place where tests import private names of cunorm, so a rename stops here."""
 
 from functools import partial
 from importlib import import_module

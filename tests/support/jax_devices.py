@@ -22,7 +22,7 @@ DRAWN = np.random.default_rng(0)
 X, RESIDUAL, WEIGHT = (
     jnp.asarray(DRAWN.standard_normal(shape), jnp.float32) for shape in ((8, 16), (8, 16), (16,))
 )
-PLACES = (0, 1, 2)
+ARGNUMS = (0, 1, 2)
 
 
 def loss(norm, *arrays):
@@ -39,7 +39,7 @@ def assert_close(actual, expected):
 @jax.jit
 def exact(x, residual, weight):
     """Return the formula's gradients."""
-    return jax.grad(partial(loss, jax_formulas.add_rms_norm), PLACES)(x, residual, weight)
+    return jax.grad(partial(loss, jax_formulas.add_rms_norm), ARGNUMS)(x, residual, weight)
 
 
 def check_shard_map(mesh):
@@ -56,8 +56,8 @@ def check_shard_map(mesh):
 
     @jax.jit
     def derived(*arrays):
-        outside = jax.grad(mapped(total, out_specs=P()), PLACES)
-        inside = mapped(jax.grad(total, PLACES), out_specs=specs)
+        outside = jax.grad(mapped(total, out_specs=P()), ARGNUMS)
+        inside = mapped(jax.grad(total, ARGNUMS), out_specs=specs)
         row_gradients = mapped(row_gradient, out_specs=P("d"), check_vma=False)
         return outside(*arrays), inside(*arrays), row_gradients(*arrays).sum(0)
 
@@ -65,7 +65,7 @@ def check_shard_map(mesh):
 
 
 def check_frozen_operands_in_shard_map(mesh):
-    """Check the gradient of each operand of two norms, of which each is asked for alone."""
+    """Check the gradient of each operand of two norms, each requested alone."""
     other = jnp.flip(WEIGHT)
 
     def total(norm, x, weight, other):
@@ -79,10 +79,10 @@ def check_frozen_operands_in_shard_map(mesh):
             mapped(partial(total, norm), out_specs=P())
             for norm in (rms_norm, jax_formulas.rms_norm)
         )
-        right = jax.jit(jax.grad(formula, PLACES))(X, WEIGHT, other)
-        for place in (0, 1, 2, 0):
-            found = jax.jit(jax.grad(own, place))(X, WEIGHT, other)
-            assert_close(found, right[place])
+        right = jax.jit(jax.grad(formula, ARGNUMS))(X, WEIGHT, other)
+        for argnum in (0, 1, 2, 0):
+            found = jax.jit(jax.grad(own, argnum))(X, WEIGHT, other)
+            assert_close(found, right[argnum])
         assert_close(jax.grad(own, 2)(X, WEIGHT, other), right[2])  # without jit
     y = jax.shard_map(rms_norm, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))(X, WEIGHT)
     assert_close(y, jax_formulas.rms_norm(X, WEIGHT))
@@ -94,7 +94,7 @@ def check_arrays_that_are_spread_out_under_jit(mesh):
     @jax.jit
     def derived(x, residual, weight):
         images = jax.grad(lambda x: (group_norm(x, 4) ** 3).sum())(x[:, None])
-        return jax.grad(partial(loss, add_rms_norm), PLACES)(x, residual, weight), images
+        return jax.grad(partial(loss, add_rms_norm), ARGNUMS)(x, residual, weight), images
 
     with jax.set_mesh(mesh):
         x, residual = jax.device_put((X, RESIDUAL), jax.NamedSharding(mesh, P("d")))

@@ -48,8 +48,8 @@ def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[CustomC
 
 
 def _specs(text: str) -> list[Any]:
-    every = [one.split("x") for one in re.findall(r"tensor<([^>]*)>", text)]
-    return [(tuple(map(int, shape)), _DTYPES[dtype]) for *shape, dtype in every]
+    tensors = [one.split("x") for one in re.findall(r"tensor<([^>]*)>", text)]
+    return [(tuple(map(int, shape)), _DTYPES[dtype]) for *shape, dtype in tensors]
 
 
 class Api:
@@ -113,7 +113,7 @@ class Frame:
 
     def _arrays(self, addresses: list[int]) -> Any:
         buffers = [self._keep(_xla_structs._Buffer(data=address)) for address in addresses]
-        places = self._keep(
+        pointers = self._keep(
             (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(one) for one in buffers))
         )
-        return _xla_structs._Arrays(size=len(buffers), values=ctypes.addressof(places))
+        return _xla_structs._Arrays(size=len(buffers), values=ctypes.addressof(pointers))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's builds for other instruction sets, in which what is kept between passes is poisoned.
+"""The CPU's builds for other instruction sets, with poisoned memory between passes.
 
-A value that a pass takes although no pass before kept it is then a NaN, not what an earlier row, or
-call, left there.
+A pass that reads a value which no earlier pass has stored gets a NaN, not the value that an earlier
+row or call left there.
 """
 
 from __future__ import annotations

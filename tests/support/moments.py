@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A fault at each moment of a first call: before each of its file operations and processes.
+"""Faults at every moment of a first call: before each of its file operations and processes.
 
-It needs a process of its own, as Python reports these to audit hooks, which cannot be removed.
+They need a process of their own: Python reports these moments to audit hooks, which cannot be
+removed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Moment(NamedTuple):
 
 
 def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Moment]:
-    """Make first calls in forked children, each with a fault at a later moment than before.
+    """Make first calls in forked children, each with a fault at a later moment than the last.
 
-    After each, what is left beside temporary folders is whole, and another process's call is right.
+    After each, all files outside of temporary folders are complete, and the call of another process
+    is right.
     """
     assert _compiler.has_compiler()
     folder, found = cache_folder(), []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of norms of any data against their bounds, both directions, on any device."""
+"""Checks of norms on any data against their bounds, in both directions, on any device."""
 
 from __future__ import annotations
 

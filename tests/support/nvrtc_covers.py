@@ -167,9 +167,9 @@ def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
         operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
         dx = x if case["dx"] or not case["sums"] else None
         types = GroupBackwardTypes(**operands, **dtypes(case, "dy"), dx=dx)
-    where = Samples(4, *case["shape"], case["channels_last"])
+    samples = Samples(4, *case["shape"], case["channels_last"])
     gpu = limits_of(architecture, features(case, architecture))
-    return cuda_schedule(types, where, case["access"], gpu).passes
+    return cuda_schedule(types, samples, case["access"], gpu).passes
 
 
 @cache

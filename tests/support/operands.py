@@ -116,9 +116,9 @@ def assert_same_fields(actual: Any, expected: Any) -> None:
 
 
 @contextmanager
-def at(*place: Any) -> Iterator[None]:
+def at(*context: Any) -> Iterator[None]:
     """Add the place to an assertion's message, for loops over many cases in one test."""
     try:
         yield
     except AssertionError as error:
-        raise AssertionError(f"{', '.join(map(str, place))}: {error}") from error
+        raise AssertionError(f"{', '.join(map(str, context))}: {error}") from error

@@ -81,8 +81,8 @@ class Samples(NamedTuple):
 class Placed:
     """An array that begins some elements off a boundary and ends at the end of its memory.
 
-    `like` has its shape, strides and dtype. Without values its elements are poison. The memory
-    between its elements always is, and on a CPU some memory behind it, where a store would not
+    Its shape, strides and dtype are those of `like`. Without values its elements are poison. So is
+    the memory between its elements and, on a CPU, some memory behind it, where a store would not
     fault.
     """
 
@@ -128,7 +128,7 @@ def numbers(rng: np.random.Generator, shape: Shape, kind: str) -> Array:
 
 
 class Draws:
-    """Draws operands in turn, the same ones each time; layouts rotate.
+    """Draws operands one after another, the same ones each time; layouts rotate.
 
     Parameters
     ----------
@@ -139,9 +139,9 @@ class Draws:
     columns : int or tuple of int
         The shape of a parameter.
     layouts : tuple
-        The layouts of the operands like x, in turn.
+        The layouts of operands like x, in rotation.
     results : tuple, optional
-        Those of results; by default the same, but none is expanded.
+        The layouts of results; by default the same, but none is expanded.
     values : str
         The numbers of operands that are not `near`: see `numbers`.
     scale : float
@@ -149,7 +149,7 @@ class Draws:
     far : bool
         Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
     offset : int
-        The number of elements that each is off a boundary.
+        How many elements after a boundary each operand begins.
     pick : callable
         Selects rows or samples of a drawn operand like x.
     """
@@ -178,7 +178,7 @@ class Draws:
         self.all: list[Placed] = []
 
     def large(self, dtype: str | None, *, near: bool = False, scale: float = 1.0) -> Placed | None:
-        """Place an operand like x; if it is `near`, of normal numbers times `scale`."""
+        """Place an operand like x; with `near`, of normal numbers times `scale`."""
         if dtype is None:
             return None
         like = self._empty(DTYPES[dtype], next(self._layouts))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def figures(printed: str, sentence: str) -> list[float]:
-    """Return the numbers of the last line, which are the groups of the regex that it matches."""
+    """Return the numbers of the last line: the groups of the regex that it matches."""
     last = printed.splitlines()[-1]
     found = re.fullmatch(sentence, last)
     assert found, last
@@ -16,6 +16,6 @@ def figures(printed: str, sentence: str) -> list[float]:
 
 
 def shows_picture(printed: str, path: str | Path, folder: str | Path = "") -> bool:
-    """Return whether a path, from a folder, is on the line before the last, and is a PNG."""
+    """Return whether the last line but one is a path, relative to a folder, of a PNG."""
     assert printed.splitlines()[-2] == f"picture: {path}"
     return Path(folder, path).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -58,7 +58,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs, on Linux; init may not have collected one that has ended."""
+    """Whether a process runs, on Linux; an ended one that init has not collected does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

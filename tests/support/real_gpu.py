@@ -21,9 +21,9 @@ _failed = pytest.StashKey[bool]()
 def prepare_jax() -> None:
     """Set what JAX reads when it starts, unless the user has set it; call it before.
 
-    Without the first setting the first process of a run takes three quarters of the GPU's memory.
-    By the second the CPU is the default device, of which most tests of JAX are; those of a GPU ask
-    for `jax.devices("cuda")`. A JAX without CUDA would refuse that setting.
+    Without the first setting, the first process of a run takes three quarters of the GPU's memory.
+    The second makes the CPU the default device, as most tests of JAX need; tests of a GPU ask for
+    `jax.devices("cuda")`. A JAX without CUDA would refuse that setting.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
@@ -32,7 +32,7 @@ def prepare_jax() -> None:
 
 
 def why_no_gpu() -> str | None:
-    """Return what is missing for a test on a GPU, the software one or another; None if nothing."""
+    """Return what is missing for a test on a GPU (real or software); None if nothing is."""
     try:
         import cupy
     except ImportError as error:
@@ -45,7 +45,7 @@ def why_no_gpu() -> str | None:
 
 
 def header(reason: str | None) -> str:
-    """Return a line for a run's head: on which GPU the tests marked gpu run, or why on none."""
+    """Return a line for a run's head: the GPU for tests marked gpu, or why there is none."""
     if softgpu.is_loaded():
         text = "GPU: the software GPU, on which the tests marked gpu run"
         there = f", although there is {_CONTROL}: libcuda.so.1 is not found, or shows no device"
@@ -79,10 +79,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _end_if_lost(test: str) -> None:
-    """End this process if no test after this one can use the GPU, such as after a wrong address.
+    """End this process if no later test can use the GPU, for example after a wrong address.
 
-    CUDA then refuses every call of the process. xdist starts another one, for the tests that are
-    left; without xdist the run ends.
+    CUDA then refuses every call of the process. xdist starts another process for the remaining
+    tests; without xdist the run ends.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None or softgpu.is_loaded():

@@ -21,7 +21,7 @@ def caches() -> list[Any]:
 
 @lru_cache(maxsize=1)
 def _caches_of(modules: int) -> list[Any]:
-    """Return those of so many modules, whose imports make them: to find them takes a while."""
+    """Return the caches, searched again only if the number of imported modules has changed."""
     return caches()
 
 

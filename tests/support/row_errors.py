@@ -2,15 +2,14 @@
 """The intermediate values of a row norm, up to n and dp, and their error bounds.
 
 Arrays are [rows, groups, d] here, and a row is the last axis. "ulp" is the spacing of the numbers
-of the compute type, u is half of the spacing at 1. The errors of a plain norm grow by the effects
-of
+of the compute type, u is half of the spacing at 1. To the errors of a plain norm are added those of
 
-- a gate's activation, see `gate_bounds`. Before the norm it moves p, and so the statistics, r and
+- a gate's activation, see `gate_bounds`. Before the norm it changes p, and so the statistics, r and
   dp; after the norm, y and dr;
-- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result has this rounding;
-  but next to a tie, a k * r within its bound can round to the other side.
+- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result has this rounding,
+  too; but next to a tie, a k * r within its bound can round to the other side.
 
-Effects are of the first order, each at its largest, and are added up.
+All these errors are to first order, each taken at its largest.
 """
 
 from __future__ import annotations
@@ -96,8 +95,9 @@ class Rows:
     def _add_pre_gate(self, gate: Gate) -> None:
         """Propagate the error e of p = s * g, from g and from the product, to the statistics.
 
-        The mean moves by mean(e) at most; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves
-        by e; with center by e - mean(e), at most e * (1 - 2/d) + mean(e), as mean(e) contains e.
+        The mean changes by at most mean(e), rstd by the factor 1 + rstd**2 * mean(abs(q) * e). q
+        changes by e; with center by e - mean(e), at most e * (1 - 2/d) + mean(e), as mean(e)
+        contains e.
         """
         s, r = self.s, self.r
         error = np.abs(s) * gate.value_error + product_error(s * gate.value, self.compute)
@@ -173,8 +173,8 @@ class Rows:
     def dp_error(self, dy: Array, d_residual: Array | None = None) -> Array:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
-        8 ulp of the largest term, as terms may cancel (16 for wide rows): twice the 4 of y, as rstd
-        and the sums enter three times. The errors of gates in rstd, dr and r are added.
+        8 ulp of the largest term, because terms may cancel (16 for wide rows). That is twice the 4
+        of y: rstd and the sums enter three times. The errors of gates in rstd, dr and r are added.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -238,7 +238,7 @@ def n_bound(n: Array, terms: Array, compute: str) -> Array:
 
 
 def product_error(exact: Array, compute: str) -> Array:
-    """Bound the rounding of a product, which a gate may make so small that CUDA flushes it to 0."""
+    """Bound the rounding of a product; a small gate may let CUDA flush it to 0."""
     return count(1, compute) * 0.5 * ulp(exact, compute) + smallest_normal(compute)
 
 

@@ -12,9 +12,9 @@ from tests.support.ulps import ulp
 def check_scales(forward, rows):
     """Check rstd of `forward(x, c)`, with eps = 0, to half an ulp and little more.
 
-    A row is (1, b) with a whole b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd. An ulp relative to its number varies by a factor of two: the roundings of rstd, k and
-    their product are 2.5 ulps at most.
+    A row is (1, b) with an integer b: the sum of squares is exact in any order, and y of the 1 is
+    k * rstd. Relative to its number, an ulp varies by a factor of two, so the roundings of rstd, k
+    and their product are 2.5 ulps at most.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)

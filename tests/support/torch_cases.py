@@ -30,9 +30,9 @@ ROWS = {  # the function, its operands besides x, and its options
     f"{activation} gate": (
         "normalize",
         "weight bias gate",
-        {"gate_activation": activation} | (PRE if place % 2 else {}),
+        {"gate_activation": activation} | (PRE if index % 2 else {}),
     )
-    for place, activation in enumerate(ACTIVATIONS)
+    for index, activation in enumerate(ACTIVATIONS)
 }
 GROUPS = {
     "group_norm": ("group_norm", "weight bias", {"num_groups": 2, "channel_axis": -1}),

@@ -16,15 +16,15 @@ def drawn(*shape, seed=0, dtype=F32):
 
 
 def assert_near(actual, exact):
-    """Check a result to 32 roundings of the largest element, and the rounding of the store.
+    """Check a result to 32 roundings of the largest element plus the rounding of the store.
 
     Kernels make 8 roundings of the largest term in y and 16 in a gradient. In these sums of random
     numbers, the largest term is at most about twice the largest result.
     """
     dtype = actual.dtype
-    wide = torch.finfo(torch.promote_types(dtype, F32)).eps / 2
+    compute_ulp = torch.finfo(torch.promote_types(dtype, F32)).eps / 2
     store = torch.finfo(dtype).eps / 2 if dtype in (BF16, F16) else 0.0
-    bound = 32 * wide * exact.abs().max() + store * exact.abs()
+    bound = 32 * compute_ulp * exact.abs().max() + store * exact.abs()
     off = (actual.double() - exact).abs()
     assert (off <= bound).all(), f"{(off / bound).max():.3g} times the bound"
 
@@ -84,8 +84,8 @@ def biased():
 
 
 def cohere(m, x):
-    wide = x.float() - x.float().mean(-1, keepdim=True)
-    return (m.weight.float() * rms(wide, m.eps)).to(x.dtype)
+    x32 = x.float() - x.float().mean(-1, keepdim=True)
+    return (m.weight.float() * rms(x32, m.eps)).to(x.dtype)
 
 
 class LastAxis(nn.LayerNorm):
@@ -111,9 +111,9 @@ class Gated(Formula):
 
     def forward(self, x, gate=None):
         g = 1.0 if gate is None else nn.functional.silu(gate.float())
-        wide = x.float() if self.before else x.float() * g
-        wide = rms(wide.unflatten(-1, (-1, self.group_size)), self.eps).flatten(-2)
-        return (self.weight * wide * (g if self.before else 1.0)).to(x.dtype)
+        x32 = x.float() if self.before else x.float() * g
+        x32 = rms(x32.unflatten(-1, (-1, self.group_size)), self.eps).flatten(-2)
+        return (self.weight * x32 * (g if self.before else 1.0)).to(x.dtype)
 
 
 class GateRequiredNorm(Formula):

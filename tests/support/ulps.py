@@ -61,14 +61,14 @@ def assert_within(actual: Array, expected: Array, bound: Array, name: str = "res
         same = (got == expected) | (np.isnan(got) & np.isnan(expected))
         units = np.where(same, 0.0, error / bound)
         units = np.where(np.isnan(units), np.inf, units)
-    place = np.unravel_index(np.argmax(units), units.shape)
-    if units[place] > 1.0:
+    index = np.unravel_index(np.argmax(units), units.shape)
+    if units[index] > 1.0:
         raise AssertionError(
-            f"{name}[{', '.join(map(str, place))}] is {got[place]!r}, expected {expected[place]!r}:"
-            f" off by {error[place]:.3g}, {units[place]:.3g} times the bound; "
+            f"{name}[{', '.join(map(str, index))}] is {got[index]!r}, expected {expected[index]!r}:"
+            f" off by {error[index]:.3g}, {units[index]:.3g} times the bound; "
             f"{np.count_nonzero(units > 1.0)} of {units.size} elements ({actual.dtype}) are off"
         )
-    return float(units[place])
+    return float(units[index])
 
 
 def assert_same_numbers(actual: Array, expected: Array, name: str) -> float:

@@ -20,7 +20,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
 TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another
 NOT_DONE = -1000  # the status of a run that was stopped
-_MOST_SECONDS = 900
+_MAX_SECONDS = 900
 
 Ran = subprocess.CompletedProcess[str]
 
@@ -39,7 +39,7 @@ def copy_tree(copy: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the working tree in a folder, which has the caches of compiled kernels, too."""
+    """A copy of the working tree in a folder that also has the caches of compiled kernels."""
 
     path: Path
     folder: Path
@@ -68,12 +68,12 @@ class Tree:
         finally:
             path.write_text(before, "utf-8")
 
-    def pytest(self, arguments: Sequence[str], seconds: float = _MOST_SECONDS) -> Ran:
-        """Run tests; a run that takes longer is stopped, with all that it has started."""
+    def pytest(self, arguments: Sequence[str], seconds: float = _MAX_SECONDS) -> Ran:
+        """Run tests; stop a run that takes longer, with all processes that it has started."""
         command = [sys.executable, *PYTEST, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        place = {"cwd": self.path, "env": self.environment(), "start_new_session": True}
-        with subprocess.Popen(command, **pipes, **place) as process:
+        process_options = {"cwd": self.path, "env": self.environment(), "start_new_session": True}
+        with subprocess.Popen(command, **pipes, **process_options) as process:
             try:
                 out, err = process.communicate(timeout=seconds)
             except BaseException as error:  # also that of Ctrl-C

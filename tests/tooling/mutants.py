@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""`python -m tests.tooling.mutants`: where a token of a kernel is another, some test fails.
+"""`python -m tests.tooling.mutants`: changing a token of a kernel makes some test fail.
 
 Mutants of all kernels and headers are drawn, more of long files, and at least two of each. Each is
-made in a copy of the working tree. The tests of its file in `mutants.toml` run there, the likeliest
-to fail first, up to the first failure. A mutant that does not compile is replaced by the next of
-its file. One that survives is listed in `mutants.toml` with the reason why no test can see it, or
-ends the run in status 1. A seed gives the same mutants of the same text, and nearly the same of
-another.
+made in a copy of the working tree. The tests listed for its file in `mutants.toml` run there, those
+most likely to fail first, up to the first failure. A mutant that does not compile is replaced by
+the next one of its file. If a mutant survives, the exit status is 1, unless `mutants.toml` lists it
+with the reason why no test can see it. A seed gives the same mutants of the same text, and nearly
+the same of a changed text.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.tooling.mutations import Mutant, Skip, mutants
 
 LIST = Path(__file__).with_name("mutants.toml")
 FOLDERS = ("kernels_cu", "cunorm/_backends/cpu/include/host")
-LEAST = 2  # of each file
-MOST_SECONDS = 1800
+MIN_MUTANTS = 2  # of each file
+MAX_SECONDS = 1800
 # A test that hangs ends the run, whose tests take a minute at most.
 HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
@@ -100,7 +100,7 @@ def all_mutants(skips: list[Skip]) -> dict[str, list[Mutant]]:
 
 def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
     """Return how many are drawn of each file: about as many for each of its mutants."""
-    least = {name: min(LEAST, size) for name, size in sizes.items()}
+    least = {name: min(MIN_MUTANTS, size) for name, size in sizes.items()}
     rest = max(0, count - sum(least.values()))
     left = {name: size - least[name] for name, size in sizes.items()}
     total, given, seen = sum(left.values()), 0, 0
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.quick:
         known = known._replace(last_tests={})
     drawn = {
-        name: sorted(chosen, key=partial(_place, options.seed))
+        name: sorted(chosen, key=partial(_sort_key, options.seed))
         for name, some in all_mutants(known.skips).items()
         if (chosen := [one for one in some if options.only in str(one)])
     }
@@ -133,8 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(one.status == SURVIVED for one in found) else 0
 
 
-def _place(seed: str, mutant: Mutant) -> bytes:
-    """Return by what mutants are sorted: they keep their order when others come and go."""
+def _sort_key(seed: str, mutant: Mutant) -> bytes:
+    """Return the sort key of a mutant, which does not depend on other mutants."""
     return hashlib.sha256(f"{seed} {mutant.file} {mutant.change}".encode()).digest()
 
 
@@ -154,7 +154,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _run(
     drawn: dict[str, list[Mutant]], options: argparse.Namespace, known: Settings
 ) -> list[Outcome]:
-    """Run the tests of so many mutants, several at the same time in copies of their own."""
+    """Run the tests of the drawn mutants, several in parallel, each in its own copy."""
     from tests.tooling.regions import compiled_lines, macros_here
 
     machines = macros_here()
@@ -182,8 +182,8 @@ def _run(
         for number in range(options.jobs):
             trees.put(Tree.made(Path(folder), f"tree{number}", ROOT))
         queues = {name: Shared(iter(some)) for name, some in here.items()}
-        places = [queues[name] for name in here for _ in range(count[name])]
-        return [one for one in pool.map(next_outcome, places) if one]
+        taken = [queues[name] for name in here for _ in range(count[name])]
+        return [one for one in pool.map(next_outcome, taken) if one]
 
 
 class Shared:
@@ -211,14 +211,14 @@ def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
     text = (tree.path / mutant.file).read_text("utf-8")
     with tree.changed(mutant.file, mutant.applied(text)):
         for tests in known.tests_of(mutant.file):
-            ran = tree.pytest(["-x", *HANGS, *shlex.split(tests)], MOST_SECONDS)
+            ran = tree.pytest(["-x", *HANGS, *shlex.split(tests)], MAX_SECONDS)
             if ran.returncode != 0:
                 return made(*verdict(ran))
     return made(SURVIVED, "")
 
 
 def verdict(ran: Ran) -> tuple[str, str]:
-    """Return what a run says that did not pass, and the test that failed, hung or crashed."""
+    """Return the outcome of a run that did not pass: which test failed, hung or crashed."""
     if _INVALID.search(ran.stdout + ran.stderr):
         return INVALID, ""
     if failed := FAILED.search(ran.stdout):

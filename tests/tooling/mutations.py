@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mutants of a C++ text: one token, condition or statement of it is another.
+"""Mutants of a C++ text: one token, condition or statement is replaced.
 
 The text is formatted by clang-format: a binary operator has spaces on both sides, and the brackets
 of templates, pointers and references do not.
@@ -41,17 +41,17 @@ _NOT_CODE = re.compile(
 
 
 def code_of(text: str) -> str:
-    """Return a text with spaces for what is no code."""
+    """Return a text with spaces in place of comments, strings and most preprocessor lines."""
     return _NOT_CODE.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
 
 
 def closing(code: str, begin: int) -> int:
-    """Return where the bracket is closed that is open at `begin`; the code's end if nowhere."""
+    """Return where the bracket opened before `begin` is closed; the code's end if nowhere."""
     depth = 1
-    for place in range(begin, len(code)):
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[place], 0)
+    for index in range(begin, len(code)):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[index], 0)
         if depth == 0:
-            return place
+            return index
     return len(code)
 
 

@@ -158,7 +158,7 @@ def test_the_readme_has_the_range_of_the_committed_errors():
         (ours if row.provider.startswith("cunorm") else theirs).append(float(row.y_worst))
     readme = (ROOT / "README.md").read_text("utf-8")
     assert f"units in the last place at mean 1e4, deviation 1 | {min(theirs):,.0f} to " in readme
-    assert f"{max(theirs):,.0f} in PyTorch, torch.compile and JAX" in readme
+    assert f"{max(theirs):,.0f} units in PyTorch, torch.compile and JAX" in readme
     assert f"within {max(ours):.0f} units" in readme
     assert max(ours) <= 2
 
@@ -169,9 +169,9 @@ def test_the_page_has_the_numbers_of_the_committed_table():
     found = [cell.strip().replace(" / ", " and ") for cell in line.split("|")[2:-1]]
     page = " ".join((ROOT / "docs" / "accuracy.md").read_text("utf-8").split())
     ours, softgpu, torch, compiled, jax = found
-    assert f"mean 1e4, y and dx are {ours} ulp off at worst" in page
-    assert f"and {softgpu} on the software GPU" in page
-    assert f"PyTorch's {torch}, torch.compile's {compiled}, those of JAX {jax}" in page
+    errors = "the worst errors of y and dx, in ulp of the row's largest value, are"
+    assert f"mean 1e4, {errors} {ours}, and {softgpu} on the software GPU" in page
+    assert f"Those of PyTorch are {torch}, of torch.compile {compiled}, of JAX {jax}." in page
     assert "With mean 0 or 1, with heavy tails and on a trained model's activations all" in page
     usual = ("mean 0", "mean 1", "tails", "activations")
     chosen = [row for row in COMMITTED if row.operator == "layer_norm" and row.data in usual]

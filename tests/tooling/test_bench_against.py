@@ -95,16 +95,17 @@ def test_a_point_beyond_the_limit_is_timed_twice_more(measured, counts, monkeypa
     left = iter(measured)
     point = grid.Point(OPERATORS[0], "forward", "float32", (64, 64))
 
-    def timed(device, point, providers, facts, seconds):
+    def timed(device, point, providers, environment, seconds):
         times = {"copy": 1.0, against.THIS: next(left), against.OTHER: 1.0}
         rows = [
-            engine._row(facts, point, name, 1, [spent] * 5, Turn(lambda: 0.0), 1.0)
+            engine._row(environment, point, name, 1, [spent] * 5, Turn(lambda: 0.0), 1.0)
             for name, spent in times.items()
         ]
         return rows, []
 
     monkeypatch.setattr(engine, "time_point", timed)
-    run = against._Run(None, (), against.machine.Facts("", "", "", "", "", 1), against.parse(["."]))
+    environment = against.machine.Environment("", "", "", "", "", 1)
+    run = against._Run(None, (), environment, against.parse(["."]))
     (found,) = run.ratios([point])
     assert found.value == pytest.approx(counts)
     assert next(left, None) is None

@@ -59,9 +59,9 @@ def call_of(label: str, direction: str, dtype: str, regime: str) -> Call:
 
 
 @needs_softgpu
-@pytest.mark.parametrize("facts", SAMPLE, ids=lambda facts: "-".join(facts))
-def test_a_call_moves_the_bytes_of_the_committed_table(facts):
-    row = measure(call_of(*facts))
+@pytest.mark.parametrize("columns", SAMPLE, ids=lambda columns: "-".join(columns))
+def test_a_call_moves_the_bytes_of_the_committed_table(columns):
+    row = measure(call_of(*columns))
     assert row == {key(row): row for row in read_csv(TABLE, Row)}[key(row)]
 
 
@@ -103,9 +103,9 @@ def test_the_minimum_is_that_of_the_design():
 
 
 def test_what_is_not_kept_is_read_twice_and_nothing_else():
-    again = {(row.regime, row.read_again > 0) for row in read_csv(TABLE, Row)}
-    assert {regime for regime, is_read in again if is_read} == {STREAMED, TWO_LAUNCHES}
-    assert not {(STREAMED, False), (TWO_LAUNCHES, False)} & again
+    read_twice = {(row.regime, row.read_again > 0) for row in read_csv(TABLE, Row)}
+    assert {regime for regime, is_read in read_twice if is_read} == {STREAMED, TWO_LAUNCHES}
+    assert not {(STREAMED, False), (TWO_LAUNCHES, False)} & read_twice
 
 
 def test_the_exit_status_says_whether_too_much_is_moved(tmp_path, monkeypatch, capsys):

@@ -13,13 +13,13 @@ import pytest
 from bench import engine, gpu_timer, providers, timing
 from bench.cases import OPERATORS, TOLERANCE
 from bench.grid import Point
-from bench.machine import Facts
+from bench.machine import Environment
 from bench.rows import read_csv
 
 torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
-FACTS = Facts("2026-01-02", "0123456", "a GPU", "13.1", "cunorm 0", 1)
+FACTS = Environment("2026-01-02", "0123456", "a GPU", "13.1", "cunorm 0", 1)
 SMALL = ("--device", "cuda", "--seconds", "0.001")
 OURS = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
 
@@ -122,7 +122,7 @@ def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
         turn.seconds()  # four calls
     assert {name for name, _ in used} == {"a", "b"}
     sets = [index for _, index in used]
-    assert sets == [(sets[0] + place) % 11 for place in range(32)]
+    assert sets == [(sets[0] + index) % 11 for index in range(32)]
 
 
 def test_rows_are_halved_until_everything_fits_the_memory():

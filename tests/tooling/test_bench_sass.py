@@ -108,8 +108,8 @@ WORK = Work(total=500.0, alone=1000.0, integer=250.0)
 
 def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
     code = "\n".join(
-        f"        /*{place:04x}*/                   {text} ;"
-        for place, text in enumerate(
+        f"        /*{index:04x}*/                   {text} ;"
+        for index, text in enumerate(
             ("LDS.128 R4, [R2]", "FFMA.FTZ R8, R4, R5, R6", "SHFL.BFLY PT, R9, R8, 0x1, 0x1f")
         )
     )

@@ -28,8 +28,8 @@ def plans() -> list[Plan]:
     return grid(("90",))
 
 
-def plan_of(plans: list[Plan], *facts: str) -> Plan:
-    return next(plan for plan in plans if set(facts) <= set(plan[:-1]))
+def plan_of(plans: list[Plan], *columns: str) -> Plan:
+    return next(plan for plan in plans if set(columns) <= set(plan[:-1]))
 
 
 def with_macros(plan: Plan, **macros: str) -> Plan:

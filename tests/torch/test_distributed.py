@@ -79,8 +79,8 @@ def check_as_one_of_two(rank, folder):
 def check_tensor_parallel(rank):
     """Split linear layers between the processes, and norms by tokens, and compare with the whole.
 
-    What reaches the first norm's backward, and the second one's forward, is the result of a
-    collective that is still to be awaited.
+    The inputs of the first norm's backward, and of the second norm's forward, are results of
+    collectives that are still running.
     """
     whole, split = (two_layers() for _ in range(2))
     styles = {"1": ColwiseParallel(input_layouts=Shard(1))}
@@ -94,9 +94,9 @@ def check_tensor_parallel(rank):
     # Sums of some 100 terms, in another order, through four layers; numbers about 10.
     close = partial(torch.testing.assert_close, rtol=0, atol=4 * 10 * 100 * 2.0**-53)
     close(mine, y.chunk(RANKS, 1)[rank])
-    for place in (0, 3):
+    for index in (0, 3):
         for found, expected in zip(
-            split[place].parameters(), whole[place].parameters(), strict=True
+            split[index].parameters(), whole[index].parameters(), strict=True
         ):
             dist.all_reduce(found.grad)
             close(found.grad, expected.grad)

@@ -63,15 +63,15 @@ def test_with_create_graph_gradients_far_from_0_are_within_the_kernels_bounds(sh
 @pytest.mark.parametrize("name", ["add_normalize", "group_norm"])
 def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
     call, tensors = case(name)
-    for place, expected in enumerate(gradients(call, tensors)):
+    for index, expected in enumerate(gradients(call, tensors)):
         others = [other.detach() for other in tensors]
 
-        def call_on_one(one, place=place, others=others):
-            return call(*others[:place], one, *others[place + 1 :])
+        def call_on_one(one, index=index, others=others):
+            return call(*others[:index], one, *others[index + 1 :])
 
         for mode in (nullcontext(), Watch()):
             with mode:
-                assert torch.equal(*gradients(call_on_one, (tensors[place],)), expected)
+                assert torch.equal(*gradients(call_on_one, (tensors[index],)), expected)
 
 
 def test_only_gradients_that_are_required_are_computed(monkeypatch):
@@ -168,16 +168,16 @@ def test_gradients_that_are_negated_views_are_read_as_such(name, mode):
 def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
     dtypes = {"x": "bfloat16", "residual": "float32", "weight": "float32", "gate": "float16"}
     narrow = {n: tensor(n, *[4, 64][n == "weight" :], dtype=d) for n, d in dtypes.items()}
-    wide = {name: one.detach().double().requires_grad_() for name, one in narrow.items()}
+    wider = {name: one.detach().double().requires_grad_() for name, one in narrow.items()}
     y, stream = ct.add_rms_norm(**narrow)
     assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
     (y.float().sum() + stream.sum()).backward()
-    sum(one.sum() for one in ct.add_rms_norm(**wide)).backward()
+    sum(one.sum() for one in ct.add_rms_norm(**wider)).backward()
     for name, one in narrow.items():
         assert one.grad.dtype is one.dtype
         # A few float32 roundings, and half an ulp of the gradient's own dtype.
         tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
-        exact = wide[name].grad
+        exact = wider[name].grad
         assert (one.grad.double() - exact).abs().max() <= tolerance * exact.abs().max()
     for spec in (torch.float32, "float32", np.float32):
         y = ct.rms_norm(narrow["x"], dtype=spec)

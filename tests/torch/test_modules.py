@@ -94,8 +94,8 @@ def test_parameters_state_and_copies_are_those_of_torchs_module(name):
     empty = kind(*args, **options, device="meta")
     assert all(parameter.is_meta for parameter in empty.parameters())
     empty.to_empty(device="cpu").load_state_dict(ours.state_dict())
-    for again in (empty, pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
-        assert torch.equal(again(x), ours(x))
+    for copied in (empty, pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
+        assert torch.equal(copied(x), ours(x))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
 
 @pytest.mark.parametrize("weight_dtype", [BF16, F32])
 def test_round_before_weight_is_llamas_order_to_the_bit(weight_dtype):
-    """Except next to ties that float32 cannot resolve; here there are none."""
+    """Numbers next to ties that float32 cannot resolve would differ; here there are none."""
     x = drawn(16, 32, dtype=BF16)
     options = {"eps": 1e-6, "dtype": weight_dtype, "round_before_weight": True}
     norm = with_random_parameters(RMSNorm(32, **options))
@@ -247,12 +247,12 @@ def test_add_rms_norm_begins_a_stream():
     x = drawn(6, 32, dtype=BF16)
     y, stream = AddRMSNorm(32, 1e-6, dtype=BF16)(x)
     assert stream is x
-    wide = AddRMSNorm(32, 1e-6, dtype=BF16, residual_dtype=F32)
-    y_wide, stream = wide(x, None)
+    wider = AddRMSNorm(32, 1e-6, dtype=BF16, residual_dtype=F32)
+    y_wide, stream = wider(x, None)
     assert stream.dtype == F32 and y_wide.dtype == BF16
     assert torch.equal(stream, x.float()) and torch.equal(y, y_wide)
     with pytest.raises(ValueError, match="residual_dtype"):
-        wide(x, x)
+        wider(x, x)
 
 
 @pytest.mark.parametrize("residual_dtype", [F64, "float64"])
@@ -296,5 +296,5 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
 def test_what_changes_a_module_is_in_its_copy_and_is_reported(module, text):
     """Defaults are class attributes, so a state without options is that of a torch.nn module."""
     assert text in repr(module)
-    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        assert repr(again) == repr(module)
+    for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(copied) == repr(module)

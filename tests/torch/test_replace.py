@@ -47,10 +47,10 @@ def own_forwards(patch, *kinds):
 def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, dtype, monkeypatch):
     """In float32 within 32 roundings, 16 of each side; in bfloat16 the same bits except at ties.
 
-    A number of bfloat16 of a tenth of its row's largest is within 2**-20 of a tie, relative to the
-    largest, with probability 2**-8. Qwen3-Next's norm rounds once more, and is a unit off in half
-    of the elements. PyTorch rounds gradients whenever it stores an intermediate result: in bfloat16
-    half a unit in the last place each time, some four times in a row.
+    A bfloat16 number that is a tenth of its row's largest is within 2**-20 of a tie, relative to
+    the largest, with probability 2**-8. Qwen3-Next's norm rounds once more, so half of its elements
+    are a unit off. PyTorch rounds gradients whenever it stores an intermediate result: in bfloat16
+    by half a unit in the last place, some four times one after another.
     """
     make, runs = ALL_NORMS[name]
     module, given = make().to(dtype), arguments(name, dtype)
@@ -157,7 +157,7 @@ def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
 def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
-    """As in ConvNeXt, a norm over axis 1 if x has so many axes, else over the last one."""
+    """As in ConvNeXt: a norm over axis 1 if x has enough axes, else over the last one."""
     axes = max(len(shape), 4)
 
     def channels_first(m, x):

@@ -34,11 +34,11 @@ NORMS = {
 
 
 class Subclassed(nn.Parameter):
-    """A parameter that is its memory."""
+    """A parameter that is plain memory."""
 
 
 class Renamed(torch.Tensor):
-    """A tensor with a name of its own for nothing."""
+    """A tensor class that adds only a name."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -53,7 +53,7 @@ def fresh(name):
 
 
 def run(call, module):
-    """Return what a call gives, and the warnings of cunorm's."""
+    """Return the result of a call, and cunorm's warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         y = call(module)
@@ -122,8 +122,8 @@ def with_parameters(m):
 
 
 def negated(m):
-    wide = torch.complex(x_of(F64), x_of(F64))
-    return m.to(F64)(wide.conj().imag)
+    complex_x = torch.complex(x_of(F64), x_of(F64))
+    return m.to(F64)(complex_x.conj().imag)
 
 
 def no_items(m):
@@ -185,7 +185,7 @@ def test_what_its_own_forward_cannot_run_either_has_its_own_error_and_no_warning
 
 
 def test_an_error_that_is_no_reason_is_raised(monkeypatch):
-    """Memory that is gone is no reason to run another forward, which needs more of it."""
+    """A lack of memory is no reason to run another forward, which needs even more."""
 
     def fail(*_, **__):
         raise torch.OutOfMemoryError("no memory")
@@ -206,9 +206,9 @@ def test_each_reason_has_its_warning_but_not_without_end(monkeypatch):
     replace_norms(module)
     calls = dict.fromkeys(module._cunorm_calls, (fail, None))
     monkeypatch.setattr(type(module), "_cunorm_calls", calls)
-    first, second, again, *others = [run(lambda m: m(x_of()), module)[1] for _ in range(102)]
+    first, second, third, *others = [run(lambda m: m(x_of()), module)[1] for _ in range(102)]
     assert [text[-5:] for text in (*first, *second)] == [": one", ": two"]
-    assert not again and others[0] and not others[-1]
+    assert not third and others[0] and not others[-1]
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm", "GroupNorm"])

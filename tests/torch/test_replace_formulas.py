@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """replace_norms on drawn formulas: what the report promises runs, forward and backward.
 
-The float64 oracle stands for the kernels, as without a compiler: this is about which call is made.
+The float64 oracle replaces the kernels, as it does without a compiler: only the choice of the call
+is tested here.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ class Drawn(nn.Module):
             self.register_parameter(name, values)
 
     def forward(self, x, gate=None):
-        wide = torch.promote_types(x.dtype, F32)
-        g = 1.0 if gate is None else GATES[self.activation](gate.to(wide))
-        y = x.to(wide) * (g if self.position == "pre" else 1.0)
+        compute = torch.promote_types(x.dtype, F32)
+        g = 1.0 if gate is None else GATES[self.activation](gate.to(compute))
+        y = x.to(compute) * (g if self.position == "pre" else 1.0)
         y = rms(y - y.mean(-1, keepdim=True) if self.center else y)
-        y = y.to(x.dtype).to(wide) if self.rounds else y
-        y = y if self.weight is None else y * (self.weight.to(wide) + self.offset)
-        y = y if self.bias is None else y + self.bias.to(wide)
+        y = y.to(x.dtype).to(compute) if self.rounds else y
+        y = y if self.weight is None else y * (self.weight.to(compute) + self.offset)
+        y = y if self.bias is None else y + self.bias.to(compute)
         return (y * (g if self.position == "post" else 1.0)).to(x.dtype)
 
 
@@ -82,8 +83,8 @@ def by_oracle(monkeypatch):
 def check_formula(formula, monkeypatch):
     """Check what a replaced module computes in several dtypes, and that it is not its own forward.
 
-    In bfloat16 y has the bits of the own forward but for ties, as `test_replace` says, and the
-    gradients are within the roundings of intermediate results there, four in a row.
+    In bfloat16 y has the bits of the module's own forward except at ties, see `test_replace`, and
+    gradients are within four roundings of that forward's intermediate results.
     """
     for x_dtype, dtype in ((F32, F32), (BF16, BF16), (BF16, F32)):
         module = Drawn(*formula).to(dtype)
@@ -98,12 +99,12 @@ def check_formula(formula, monkeypatch):
             patch.setattr(Drawn, "forward", lambda *_: pytest.fail("its own forward ran"))
             after = results(module, *given)
         unit = torch.finfo(BF16).eps
-        for place, (one, own, right) in enumerate(zip(after, before, exact, strict=True)):
+        for index, (one, own, right) in enumerate(zip(after, before, exact, strict=True)):
             assert one.dtype == own.dtype
             off = (one.double() - own.double()).abs()
             if x_dtype == F32:
                 assert_near(one, right)
-            elif place == 0:
+            elif index == 0:
                 assert (off <= unit * own.double().abs()).all() and (off > 0).sum() <= 8
             else:
                 assert (off <= 4 * unit * own.double().abs().max()).all()

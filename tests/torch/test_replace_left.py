@@ -233,8 +233,8 @@ def test_the_report_is_a_summary_by_kind():
         f"  Unnamed: {replace_norms(Unnamed()).left[0].reason}\n"
         "    batch.1"
     )
-    again = {left.reason for left in replace_norms(model).left[:4]}
-    assert again == {"it runs cunorm already: restore_norms undoes that"}
+    reasons = {left.reason for left in replace_norms(model).left[:4]}
+    assert reasons == {"it runs cunorm already: restore_norms undoes that"}
     assert "(the model itself)" in str(replace_norms(LlamaNorm()))
 
 
@@ -252,10 +252,10 @@ def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
     assert list(model.state_dict()) == list(state)
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert model.final.weight is model.shared.weight and model.shared is model.layers[0][0]
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert again.final.weight is again.shared.weight is not model.shared.weight
-        assert torch.equal(again(x), model(x))
-        assert restore_norms(again) == 4 and type(again.final) is nn.LayerNorm
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.final.weight is copied.shared.weight is not model.shared.weight
+        assert torch.equal(copied(x), model(x))
+        assert restore_norms(copied) == 4 and type(copied.final) is nn.LayerNorm
     assert type(model.final) is not nn.LayerNorm
     assert restore_norms(model) == 4
     assert [type(module) for module in model.modules()] == kinds

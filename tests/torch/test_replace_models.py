@@ -38,7 +38,7 @@ MODELS = {
 
 
 def make_model(name, dtype=F32):
-    """Return a model with random weights; those of norms are about 0, not about 1."""
+    """Return a model with random weights; weights of norms are about 0 instead of 1."""
     kind, config, options, *_ = MODELS[name]
     try:
         package = f"transformers.models.{name}"
@@ -89,12 +89,12 @@ def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
     assert not done.left
     assert all(runs in norm.runs for norm in done.replaced)
     for (module, given), expected in zip(calls, before, strict=True):
-        for place, (one, right) in enumerate(zip(results(module, *given), expected, strict=True)):
+        for index, (one, right) in enumerate(zip(results(module, *given), expected, strict=True)):
             assert one.dtype == right.dtype
             off, size = (one.double() - right.double()).abs(), right.double().abs()
             if one.dtype == F32:  # also the stream of Mamba-2
                 assert (off <= 2 * ALLOWED * size.amax(-1, keepdim=True)).all()
-            elif place == 0:
+            elif index == 0:
                 assert (off <= 2.0**-7 * size).all()
                 assert (off > 0).sum() <= 0.01 * off.numel()
     assert all(one.isfinite().all() for one in outputs(model))
@@ -108,5 +108,5 @@ def test_a_model_that_is_saved_after_replacing_or_restored_is_what_it_was(tmp_pa
     saved = type(model).from_pretrained(tmp_path).eval()
     assert type(saved.model.norm).__name__ == "LlamaRMSNorm"
     assert restore_norms(model) == MODELS["llama"][3]
-    for again in (saved, model):
-        assert all(map(torch.equal, outputs(again), expected))
+    for copied in (saved, model):
+        assert all(map(torch.equal, outputs(copied), expected))

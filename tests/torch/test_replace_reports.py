@@ -57,7 +57,7 @@ class NormAct(nn.LayerNorm):
 
 
 class RowsNorm(Formula):
-    """A norm of two or three axes alone."""
+    """A norm that accepts only two or three axes."""
 
     def forward(self, x):
         batch, width = x.flatten(0, x.dim() - 2).shape if x.dim() < 4 else x.shape
@@ -108,9 +108,9 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_report_says_where_the_own_forward_runs(name):
-    make, where = RUNS[name]
+    make, condition = RUNS[name]
     runs = replace_norms(make()).replaced[0].runs
-    assert runs.split("; ")[-1] == f"its own forward {where}"
+    assert runs.split("; ")[-1] == f"its own forward {condition}"
     assert "own forward" not in replace_norms(LlamaNorm()).replaced[0].runs
 
 
@@ -161,7 +161,7 @@ def test_whatever_may_normalise_is_reported(name):
 
 
 def test_nothing_else_is_reported():
-    """Neither losses of torch's with an eps, nor a compiled module that stands for a norm."""
+    """That includes torch's losses with an eps, and a compiled module that wraps a norm."""
     done = replace_norms(
         nn.ModuleList(
             [Block(), nn.CosineSimilarity(), torch.compile(norm(rms_of)(), backend="eager")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch on tensors that are more or less than their memory, as operands and as gradients."""
+"""cunorm.torch on tensors that are not plain memory, as operands and as gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["add_normalize", "layer_norm", "group_norm", "channels last"]
 
 
 class Parameter(torch.nn.Parameter):
-    """A class of parameters, as libraries have to tell theirs apart."""
+    """A parameter class, as libraries define to recognise their own parameters."""
 
 
 class Trivial(torch.Tensor):
@@ -59,7 +59,7 @@ class Wrapper(torch.Tensor):
 
 
 def negated(plain):
-    """Return a tensor whose numbers are these, and whose memory has their negatives."""
+    """Return a tensor with these numbers whose memory holds their negatives."""
     return torch.complex(torch.zeros_like(plain), -plain).conj().imag
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tracers record cunorm.torch's operators, or are refused: no graph has numbers of nobody."""
+"""Tracers record cunorm.torch's operators or are refused, so no graph has wrong constants."""
 
 from __future__ import annotations
 

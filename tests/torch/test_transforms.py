@@ -109,7 +109,7 @@ def test_the_backward_of_a_call_before_runs_in_a_transform(transform):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
-    """Also where items are called one by one, as each has its own parameters."""
+    """Also if items are called one by one, because each has its own parameters."""
     call, tensors = case(name)
     tensors = detached(tensors)
 
@@ -186,13 +186,13 @@ def test_no_rows_give_no_results_and_zero_gradients(grad):
 # --- the operators' contract with torch's dispatcher ----------------------------------------------
 
 
-def of(dtype, *shape):
+def x_of(dtype, *shape):
     return tensor("x", *shape, dtype=dtype)
 
 
 def rows(dtype="float64"):
     """Draw rows with gaps between the axes."""
-    return of(dtype, 3, 4, 6).transpose(0, 1)
+    return x_of(dtype, 3, 4, 6).transpose(0, 1)
 
 
 def parameters(*dtypes):
@@ -201,7 +201,7 @@ def parameters(*dtypes):
 
 F64, MIXED = ("float64", "float64"), ("float32", "float16")
 CALLS = {
-    "one row": lambda: ct.rms_norm(of("float64", 6)),
+    "one row": lambda: ct.rms_norm(x_of("float64", 6)),
     "a gate, groups": lambda: ct.normalize(
         rows("bfloat16"),
         *parameters(*MIXED),
@@ -219,16 +219,16 @@ CALLS = {
     ),
     "only parameters": lambda: ct.layer_norm(rows().detach(), *parameters(*F64)),
     "channels last": lambda: ct.group_norm(
-        of("bfloat16", 2, 6, 5, 7).to(memory_format=torch.channels_last),
+        x_of("bfloat16", 2, 6, 5, 7).to(memory_format=torch.channels_last),
         3,
         *parameters(*MIXED),
         channel_axis=1,
         dtype=torch.float32,
     ),
     "some columns, which are copied": lambda: ct.instance_norm(
-        of("float64", 2, 6, 5, 7)[..., :5], channel_axis=1
+        x_of("float64", 2, 6, 5, 7)[..., :5], channel_axis=1
     ),
-    "no positions": lambda: ct.group_norm(of("float64", 2, 6).detach(), 3, *parameters(*F64)),
+    "no positions": lambda: ct.group_norm(x_of("float64", 2, 6).detach(), 3, *parameters(*F64)),
 }
 
 

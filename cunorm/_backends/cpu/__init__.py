@@ -15,8 +15,8 @@ from cunorm._core.plan import CallSize, KernelCall
 
 Run = Callable[[Sequence[int]], object]  # given the addresses of arrays
 
-_WORD = 8  # bytes; arguments are whole words
-_SERIAL_WORK = 1 << 15  # elements, up to which other threads cost more than they save
+_WORD = 8  # bytes; arguments are a multiple of it
+_SERIAL_WORK = 1 << 15  # up to so many elements other threads cost more than they save
 # `struct List`, `struct Task` and `struct Place` of launch.h.
 _LIST, _TASK, _SLOT = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 _INTEGER = struct.Struct("<q")
@@ -77,7 +77,7 @@ def _no_memory() -> NoReturn:
     raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
 
 
-# --- workspaces: some MiB are kept, as allocation takes longer ------------------------------------
+# --- workspaces: some MiB are kept, because allocating them takes longer --------------------------
 
 _LARGEST = 16 << 20  # bytes that are kept in one piece
 _PIECES = 4

@@ -15,16 +15,9 @@ from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
-from cunorm._backends.cpu import precompiled, waiting
+from cunorm._backends.cpu import files, precompiled, waiting
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
-from cunorm._backends.cpu.files import (
-    TEMPORARY,
-    append_checksum,
-    cache_folder,
-    checksum_matches,
-    digest,
-    temporary,
-)
+from cunorm._backends.cpu.files import TEMPORARY, cache_folder, checksum_matches, digest
 from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import short_waits
 from cunorm._backends.sources import error_lines, source_text
@@ -61,11 +54,11 @@ class Entry(NamedTuple):
 class Failed(RuntimeError):
     """A build does not compile."""
 
-    was_stopped = False  # for a reason outside its options and its text
+    was_stopped = False  # for a reason other than its options and source
 
 
 def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
-    """Return the entries of builds; what is not loaded yet is compiled at the same time."""
+    """Return the entries of builds; those that are not loaded are compiled in parallel."""
     builds = list(builds)
     found = {build: loaded.get(build) for build in builds}
     missing = [build for build, entry in found.items() if entry is None]
@@ -73,12 +66,12 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
         calls = [partial(library, build) for build in missing]
         announce = partial(waiting.announce_compile, missing)
         entries = call_concurrently(calls, waiting.PATIENCE, announce)
-        found.update(zip(missing, entries, strict=True))
+        found |= zip(missing, entries, strict=True)
     return [entry for build in builds if (entry := found[build]) is not None]
 
 
 def library(build: KernelBuild) -> Entry:
-    """Return the entry of a build, compiled or from the cache on disk."""
+    """Return the entry of a build: loaded, from the cache on disk, or compiled."""
     return loaded.get(build) or loaded.load_once(build, partial(_load, build))[0]
 
 
@@ -88,12 +81,12 @@ on_clear(_cleared.set)
 
 
 def prepare(build: KernelBuild) -> bool:
-    """Load a build before its first launch; return whether this called the compiler for it."""
+    """Load a build before its first launch; return whether that called the compiler."""
     return loaded.load_once(build, partial(_load, build))[1]
 
 
 def prepare_headers() -> None:
-    """Compile the system's headers before builds that share them, as many are to come."""
+    """Compile the system's headers ahead of many builds that share them."""
     cxx = compiler()
     if cxx is not None:
         base, folder = base_options(), cache_folder()
@@ -108,7 +101,7 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
         try:
             with short_waits():
                 return entry_of(_opened(path)), was_compiled
-        except OSError:  # another process clears the cache
+        except OSError:  # another process cleared the cache
             tries -= 1
             if not tries:
                 raise
@@ -122,7 +115,7 @@ def entry_of(shared: ctypes.CDLL) -> Entry:
 
 
 def _opened(path: Path) -> ctypes.CDLL:
-    """Open a library; by a new name once the cache was cleared, as a loader keeps known ones."""
+    """Open a library; once the cache was cleared, by a new name, as loaders reuse known names."""
     if not _cleared.is_set():
         return ctypes.CDLL(os.fspath(path))
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
@@ -148,8 +141,8 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
             raise
     _compiler.probe(cxx, base, folder)
     if _compiler.optional(cxx, base, folder) != optional:
-        return _compiled(build)  # without what it refuses
-    # The compiler takes each option, but not with this text: first without those for speed alone.
+        return _compiled(build)  # without the refused options
+    # Each option works, but not with this source: drop first those that are only for speed.
     with suppress(Failed):
         needed = (option for option in optional if option in ("-march=native", "-fopenmp"))
         return _compiled_with(build, cxx, (*needed, *base))
@@ -157,7 +150,7 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
 
 
 def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
-    """Return the library of a build with certain options, which its name depends on."""
+    """Return the library of a build; its name depends on the options."""
     made_by = (*options, *cxx, _stand_ins(), cpu_identity())
     text = f"#define LIBRARIES cunorm_{digest(*made_by)}\n{_translation_unit(build)}"
     name = digest(text, *made_by)
@@ -187,14 +180,14 @@ def _translation_unit(build: KernelBuild) -> str:
 
 @memoize(maxsize=1)
 def _stand_ins() -> str:
-    """Return the text of the stand-in headers, which the compiler includes by itself."""
+    """Return the text of the headers that the compiler, not `source_text`, includes."""
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 
 def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
-    """Compile a build, with precompiled headers of the system where there are some."""
+    """Compile a build, with the system's precompiled headers if there are any."""
     headers = precompiled.options_for(cxx, options)
-    with temporary(target) as folder:
+    with files.temporary(target) as folder:
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
@@ -205,7 +198,7 @@ def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, tar
                 precompiled.give_up(headers)
         if answer.returncode != 0:
             raise _failure(build, answer)
-        append_checksum(made)
+        files.append_checksum(made)
         made.replace(target)
 
 

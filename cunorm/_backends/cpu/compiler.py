@@ -23,7 +23,7 @@ from cunorm._backends.cpu.files import digest, temporary
 _REFUSAL_TTL = 24 * 60 * 60  # seconds; then a refused option is tried again
 _ANSWER_LIMIT = 60.0  # seconds, for --version
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
-# Messages of compilers that end, or whose children end, for want of memory or disk.
+# Messages of compilers that ended, or whose children ended, for lack of memory or disk space.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
     r"|out of memory|cannot allocate",
@@ -45,18 +45,18 @@ class Compiler(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What a search for a compiler came to."""
+    """The result of a search for a compiler."""
 
     compiler: Compiler | None
-    cxx_problem: str  # that $CXX does not answer, the empty text where it does or is not set
-    warnings: tuple[str, ...]  # of programs that are not used
+    cxx_problem: str  # that $CXX does not answer; empty if it does or is not set
+    warnings: tuple[str, ...]  # about programs that are not used
 
 
 _warned: set[str] = set()
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler; warns, the first time, where there is none."""
+    """Whether there is a C++ compiler; warn, the first time, if there is none."""
     if compiler() is not None:
         return True
     problem = f" ({search().cxx_problem})" if search().cxx_problem else ""
@@ -68,7 +68,7 @@ def has_compiler() -> bool:
 
 
 def _warn_once(text: str) -> None:
-    """Warn at the line of our user."""
+    """Warn once for each text, at the line of the user's code."""
     if text in _warned:
         return
     _warned.add(text)
@@ -79,7 +79,7 @@ def _warn_once(text: str) -> None:
 
 
 def compiler() -> Compiler | None:
-    """Return the C++ compiler, None without one; warns, the first time, of what is not used."""
+    """Return the C++ compiler or None; warn, the first time, about programs that are not used."""
     found = search()
     for text in found.warnings:
         _warn_once(text)
@@ -87,7 +87,7 @@ def compiler() -> Compiler | None:
 
 
 def forget() -> None:
-    """Make the next use search for a compiler, and warn, anew."""
+    """Make the next use search for a compiler, and warn, again."""
     search.cache_clear()
     _warned.clear()
 
@@ -103,7 +103,7 @@ def search() -> Search:
         except processes.Stopped as stopped:
             cause = stopped.__cause__
             if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
-                raise  # as for want of memory: it may start later
+                raise  # for example for lack of memory: it may start later
             remarks.append(f"{stopped}\n  It is not used.")
         if found is not None:
             break
@@ -134,7 +134,7 @@ def _chosen() -> list[str]:
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the compiler, with its temporary files in a folder; if it does not start, forget it."""
+    """Run the compiler with its temporary files in a folder; if it does not start, forget it."""
     try:
         return processes.run(command, environment(folder))
     except processes.Stopped as stopped:
@@ -144,7 +144,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a compiler, with its messages in English."""
+    """Return the environment of a compiler, for messages in English."""
     return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
 
 
@@ -162,11 +162,12 @@ def cpu_identity() -> str:
 def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
-    Clang before 15 refuses -march=native on ARM, as does Apple's there, and a cross compiler does.
-    Scheduling before register allocation lets several items of a pack be computed at a time: a
-    gated forward takes a tenth less. With 16 registers it spills, unless it counts them; looking
-    for spilled values that are still in a register is a tenth of a compile, and gains nothing. And
-    with AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
+    -march=native: Clang before 15 and Apple's, both on ARM, and cross compilers refuse it.
+    -fschedule-insns: several items of a pack are computed at a time, so that a gated forward takes
+    a tenth less. With 16 registers that spills without -fsched-pressure.
+    -fno-gcse-after-reload: the search for spilled values that are still in a register takes a tenth
+    of a compile and gains nothing. -mmove-max, -mstore-max: with AVX-512, GCC else copies items in
+    halves, and a later load of a whole item has to wait for both.
     """
     if "avx512f" in cpu_identity():
         faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
@@ -176,18 +177,18 @@ def _groups() -> tuple[Options, ...]:
 
 
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
-    """Return the optional options that a compiler takes before others.
+    """Return the optional options that a compiler accepts, to be put before the others.
 
-    These are all until it refuses one; the folder keeps what it refuses, for a day.
+    All are until it refuses one; the folder remembers refused options for a day.
     """
     refused = _read(_path(cxx, options, folder))
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 
 def probe(cxx: Compiler, options: Options, folder: Path) -> None:
-    """Try each group of optional options with a compiler that failed; keep those it refuses.
+    """Try each group of optional options with a compiler that failed; record those it refuses.
 
-    It refuses a group if it fails with it and not without it, and was not stopped.
+    A group is refused if the compiler fails with it, succeeds without it, and was not stopped.
     """
     path, groups = _path(cxx, options, folder), _groups()
     answers = [_probed(cxx, (*group, *options), path) for group in ((), *groups)]
@@ -212,7 +213,7 @@ def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.Completed
 
 
 def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
-    """Whether a compiler failed for a reason outside its options and its input."""
+    """Whether a compiler failed for a reason other than its options and input."""
     return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
 
 
@@ -221,7 +222,7 @@ def _path(cxx: Compiler, options: Options, folder: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[Options, ...]:
-    """Return the groups that a file names, none if it is too old or not readable."""
+    """Return the refused groups that a file names; none if it is too old or unreadable."""
     try:
         if time.time() - path.stat().st_mtime > _REFUSAL_TTL:
             return ()

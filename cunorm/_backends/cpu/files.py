@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The folder of compiled kernels, and digests of its files."""
+"""The folder of compiled kernels, and checksums of its files."""
 
 import atexit
 import hashlib
@@ -17,18 +17,18 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def digest(*parts: object) -> str:
-    """Return a digest of all that a file depends on, for its name."""
+    """Return a hash of everything that a file depends on, for its name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def append_checksum(path: Path) -> None:
-    """Append a digest to a file: loaders of libraries do not read its end."""
+    """Append a checksum to a library; loaders ignore what follows its end."""
     with path.open("r+b") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
 def checksum_matches(path: Path) -> bool:
-    """Whether a file is there as it was sealed: a loader may crash on a damaged one."""
+    """Whether a file exists and has its checksum: a loader may crash on a damaged one."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -38,7 +38,7 @@ def checksum_matches(path: Path) -> bool:
 
 @contextmanager
 def temporary(beside: Path) -> Iterator[Path]:
-    """Make a folder to make a file in, from which it is moved to its place."""
+    """Make a temporary folder beside a file that is to be written there and then moved."""
     # Children of a killed compiler may still write there when it is removed.
     made = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
     try:
@@ -60,9 +60,9 @@ def cache_folder() -> Path:
 
 
 def planned_folder() -> Path | None:
-    """Return the same folder, which may not be there yet, and leave none behind.
+    """Return the folder that `cache_folder` will use, without creating it.
 
-    None: only `cache_folder` can tell, which makes one where that of the environment is unusable.
+    Return None if the folder of the environment is unusable: `cache_folder` then creates another.
     """
     if _is_chosen():
         return _chosen_folder()[0]
@@ -74,7 +74,7 @@ def planned_folder() -> Path | None:
 
 
 def _is_chosen() -> bool:
-    """Whether a folder was chosen, and was neither removed nor opened to others since."""
+    """Whether a folder was chosen that still exists and is as private as before."""
     if not _chosen_folder.cache_info().currsize:
         return False
     folder, was_private = _chosen_folder()
@@ -82,18 +82,18 @@ def _is_chosen() -> bool:
 
 
 def _can_make(folder: Path) -> bool:
-    """Whether a folder can be made: another one can, beside the first one that is missing."""
+    """Whether a folder can be created: try another one in the nearest parent that exists."""
     above = next(filter(os.path.lexists, folder.parents), folder)
-    # Tried, as what is writable for root may still refuse.
+    # Try it: even for root, a folder with write permission may refuse.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=above) as made:
         return _is_usable(Path(made))
 
 
 @cache
 def _named_folder() -> Path:
-    """Return the folder that the environment names; a RuntimeError where there is no home.
+    """Return the folder that the environment names; RuntimeError if there is no home folder.
 
-    A relative name is once found in the folder of the process, which may change.
+    A relative name is resolved once, because the working folder may change.
     """
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
@@ -115,7 +115,7 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _chosen_folder() -> tuple[Path, bool]:
-    """Return the folder, and whether it is private: a new one may not be, on some disks."""
+    """Return the folder, and whether it is private: on some disks even a new one is not."""
     with suppress(OSError, RuntimeError):
         folder = _named_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

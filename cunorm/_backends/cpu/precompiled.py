@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The system's headers, compiled once for all kernels: reading them is up to half of a compile.
 
-Compiling them takes as long as a kernel or two, so it is done beside the ninth compile of a
-process, as a training step needs fewer, or by `prepare`. A process that exits before ends it, too;
-what a killed one leaves is removed by the next `clear_cache`. Only GCC takes headers in this form.
+Compiling them takes as long as one or two kernels. So it starts with the ninth compile of a process
+(a training step needs fewer), or by `prepare`. A process that exits earlier ends it. The next
+`clear_cache` removes what a killed process leaves. Only GCC accepts headers in this form.
 """
 
 import re
@@ -20,17 +20,17 @@ from cunorm._core.memo import on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
 _SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
-_PCH_AFTER = 9  # which compile of a process begins to compile headers, too
-_NICE = 19  # its priority, as calls wait for other compilers, not for this
+_PCH_AFTER = 9  # the compile of a process that starts compiling headers
+_NICE = 19  # the lowest priority: no call waits for the headers
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
 
 
 def options_for(cxx: Compiler, options: Options) -> Options:
-    """Return the options with which GCC takes compiled headers, none before there are any.
+    """Return the options that make GCC use compiled headers; none before there are any.
 
-    Where it cannot take them it does so silently, as there is no other file of that name.
+    If GCC cannot use them, it ignores them silently, as there is no other file of that name.
     """
     if not cxx.is_gcc:
         return ()
@@ -43,14 +43,14 @@ def options_for(cxx: Compiler, options: Options) -> Options:
 
 
 def prepare(cxx: Compiler, options: Options) -> None:
-    """Compile headers now, unless they are there; whoever calls this has many builds to come."""
+    """Compile headers now, unless they exist: the caller has many builds to compile."""
     if cxx.is_gcc and not (compiled := _path(cxx, options)).exists():
-        _compiles[compiled] = count(_PCH_AFTER + 1)  # nobody else begins to
+        _compiles[compiled] = count(_PCH_AFTER + 1)  # so that nobody else starts
         _make(compiled, [*cxx.command, *options], priority=0)
 
 
 def give_up(headers: Options) -> None:
-    """Replace headers with which GCC failed by an empty file, which is not used."""
+    """Replace compiled headers that made GCC fail by an empty file, which is not used."""
     compiled = Path(f"{headers[-1]}.gch")
     with temporary(compiled) as folder:
         empty = folder / "empty"
@@ -64,9 +64,9 @@ def _path(cxx: Compiler, options: Options) -> Path:
 
 
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
-    """Begin to compile headers, once in a process, when enough kernels use them."""
+    """Start to compile headers, once in a process, when enough kernels have been compiled."""
     if next(_compiles.setdefault(path, count(1))) == _PCH_AFTER:
-        Task(partial(_make, path, command)).begin()  # or not; kernels compile without them
+        Task(partial(_make, path, command)).begin()  # if it fails, kernels compile without headers
 
 
 def _make(path: Path, command: Sequence[str], priority: int = _NICE) -> None:
@@ -80,7 +80,7 @@ def _make(path: Path, command: Sequence[str], priority: int = _NICE) -> None:
 
 @cache
 def _text() -> str:
-    """Return a text that includes each system header that our headers include."""
+    """Return source text that includes every system header that cunorm's headers include."""
     intrinsics = _INCLUDE / "host" / "intrinsics.h"
     files = [path for path in _INCLUDE.rglob("*") if path.suffix in (".h", ".cuh")]
     texts = [path.read_text("utf-8") for path in files if path != intrinsics]

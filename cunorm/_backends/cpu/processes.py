@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Compilers that run: each ends in time, with all its children, or when its caller is interrupted.
+"""Runs compilers: each ends with its children after a time limit, or if its caller is interrupted.
 
-Each is the leader of a process group, which a Ctrl-C of the terminal does not reach.
+Each leads its own process group, so a Ctrl-C in the terminal does not reach it.
 """
 
 import atexit
@@ -20,20 +20,20 @@ T = TypeVar("T")
 TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and far less than this on a busy machine
 _INTERRUPTED = "cunorm: a compile was interrupted"
 _PATIENCE = 5.0  # seconds, for what was killed to end
-_SLICE = 0.5  # seconds; a signal just before a wait without an end would not interrupt it
+_SLICE = 0.5  # seconds; a signal just before an endless wait would not interrupt it
 
-# Bytes that are free when a thread is started: CPython waits forever for one that finds none.
+# Bytes that must be free to start a thread: CPython waits forever for a thread without memory.
 _ROOM = 4 << 20
 
 _of_thread = local()  # its `stop`, for the compilers that it runs
 
 
 class Stopped(RuntimeError):
-    """A compiler does not start, takes too long, or was ended with its caller."""
+    """A compiler that does not start, takes too long, or was ended with its caller."""
 
 
 class Stop:
-    """Ends the compilers of one caller: those that run, and those that would be started later."""
+    """Ends the compilers of one caller: those that run now, and those that would start later."""
 
     def __init__(self) -> None:
         self._lock, self.is_set = Lock(), False
@@ -54,10 +54,10 @@ class Stop:
             return process
 
     def end(self, process: subprocess.Popen[str]) -> None:
-        """Kill a process if it runs yet, and wait for it."""
+        """Kill a process if it still runs, and wait for it."""
         if process.poll() is None:
             _kill(process)
-            with suppress(subprocess.TimeoutExpired):  # a disk that hangs may keep it
+            with suppress(subprocess.TimeoutExpired):  # a hanging disk may block it
                 process.wait(timeout=_PATIENCE)
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
@@ -68,12 +68,12 @@ class Stop:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS's for a group that has ended
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises this for an ended group
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
 
 
 def use_stop(stop: Stop) -> None:
-    """Let `stop` end the compilers that this thread runs from now on."""
+    """Let `stop` end all compilers that this thread runs from now on."""
     _of_thread.stop = stop
 
 
@@ -84,7 +84,7 @@ def run(
     limit: float | None = None,
     priority: int = 0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler, for as many seconds as a limit allows."""
+    """Run a compiler for at most `limit` seconds."""
     limit = TIME_LIMIT if limit is None else limit
     stop = getattr(_of_thread, "stop", None) or Stop()
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -113,7 +113,7 @@ def run(
 
 
 class Task(Generic[T]):
-    """A call made in a thread of its own; what it compiles can be ended."""
+    """A call in its own thread; the compilers that it runs can be ended."""
 
     def __init__(self, call: Callable[[], T], stop: Stop | None = None) -> None:
         self.results: list[T] = []
@@ -121,16 +121,16 @@ class Task(Generic[T]):
         self._call, self._ender, self._owner = call, stop or Stop(), os.getpid()
         self._thread = Thread(target=self.run, daemon=True)
         self._has_begun = False
-        self._is_done = Event()  # CPython may take a thread for done if a join is interrupted
+        self._is_done = Event()  # after an interrupted join CPython may consider a thread done
 
     def begin(self) -> bool:
-        """Start the thread; return False where none can be: at the end, or for want of memory."""
-        atexit.register(self.end)  # now, so that it runs before a removal of the cache folder
+        """Start the thread; return False if that is impossible: at exit, or without memory."""
+        atexit.register(self.end)  # now, so that it runs before the cache folder is removed
         try:
             bytearray(_ROOM)
             self._thread.start()
         except (MemoryError, RuntimeError):
-            return self._thread.ident is not None  # it has begun all the same
+            return self._thread.ident is not None  # it may have started nevertheless
         return True
 
     def run(self) -> None:
@@ -153,14 +153,14 @@ class Task(Generic[T]):
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the call has ended; return whether it has."""
         if self._is_done.wait(seconds) and self._thread.is_alive():
-            self._thread.join(seconds)  # so that nothing is left of it for a process that forks
+            self._thread.join(seconds)  # so that the process may fork
         return self._is_done.is_set()
 
     def end(self, patience: float = _PATIENCE) -> None:
-        """End what it compiles, and remove its files, if that takes no more seconds than these."""
+        """End its compilers, and wait up to `patience` seconds until it has removed its files."""
         if self._owner == os.getpid():  # a forked child has no threads of its parent
             self._ender.set()
-            if self._has_begun:  # else it does not begin any more
+            if self._has_begun:  # else it will not start any more
                 self.wait(patience)
 
 

@@ -13,9 +13,9 @@ _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first core's last cache
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
-# How often a thread of GCC's OpenMP that waits looks for work before it sleeps, unless the user has
-# chosen one of these: for some 25 to 50 microseconds. By default these are several milliseconds, in
-# which it keeps the core from whoever has work, be it another process or NumPy's BLAS.
+# How often a waiting thread of GCC's OpenMP looks for work before it sleeps (25 to 50 µs), unless
+# the user has set one of these variables. OpenMP's default is several milliseconds, which takes the
+# core away from other processes and from NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 _is_loaded = Event()  # OpenMP, if libraries need it
@@ -27,10 +27,10 @@ _forked = False
 def set_num_threads(n: int | None) -> None:
     """Set how many threads the CPU kernels use; None is the default again.
 
-    The default is ``OMP_NUM_THREADS`` where it is set, else the number of cores that this process
-    may use (its affinity, and the quotas of its control groups, version 2). Results do not depend
-    on the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork,
-    and there are fewer where the system does not let so many start.
+    The default is ``OMP_NUM_THREADS`` if it is set, else the number of cores that this process may
+    use (by its affinity and the quotas of its control groups, version 2). Results do not depend on
+    the number. A forked child uses one thread, because the OpenMP runtime does not survive a fork.
+    There are fewer threads if the system refuses to start that many.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """Let an OpenMP runtime that is loaded meanwhile read of short waits; once is enough.
+    """Make an OpenMP runtime that is loaded in this context wait only briefly; once is enough.
 
-    `os.environ` stays as it is, as other threads may read it.
+    `os.environ` does not change, because other threads may read it.
     """
     if _is_loaded.is_set() or any(name in os.environ for name in _CHOSEN_BY):
         yield
@@ -84,13 +84,13 @@ def available_cores() -> int:
 
 
 def _cgroup_cores() -> int | None:
-    """Return the least quota of the control group and its parents, in cores, if there is one."""
+    """Return the smallest quota of the control group and its parents, in cores, or None."""
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
     except OSError:  # a container may not know its group
         lines = []
     group = _CGROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
-    quotas = [_quota(place) for place in (group, *group.parents)]
+    quotas = [_quota(folder) for folder in (group, *group.parents)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -104,7 +104,7 @@ def _quota(group: Path) -> int | None:
 
 @cache
 def last_cache_bytes() -> int:
-    """Return the size of the CPU's last cache; 32 MiB where the system does not say."""
+    """Return the size of the CPU's last-level cache; 32 MiB if the system does not tell."""
     try:
         text = _SIZE.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One line on standard error, once in a process, for a user who waits for the compiler."""
+"""Prints a line to standard error, once in a process, if the user has to wait for the compiler."""
 
 import sys
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from cunorm._core.build import KernelBuild
 
 PATIENCE = 2.0  # seconds
 
-is_announced = Event()  # set also by who tells its user itself
+is_announced = Event()  # also set by callers that inform the user themselves
 
 
 def announce_compile(builds: Sequence[KernelBuild]) -> None:
-    """Say what is compiled."""
+    """Print what is being compiled."""
     if is_announced.is_set() or sys.stderr is None:
         return
     is_announced.set()
