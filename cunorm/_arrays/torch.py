@@ -47,13 +47,13 @@ class TorchAdapter(ArrayAdapter):
         return False
 
     def view(self, function: str, argument: str, array: Tensor) -> ArrayView:
-        what = _watcher()
-        if what is not None:
+        activity = _observer()
+        if activity is not None:
             raise TypeError(
-                f"{function}: {argument} is used where torch {what}, expected plain calls: use "
+                f"{function}: {argument} is used where torch {activity}, expected plain calls: use "
                 "cunorm.torch there"
             )
-        pointer, device = _place_of(function, argument, array)
+        pointer, device = _address_and_device(function, argument, array)
         dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
         if dtype is None or array.is_neg() or is_recorded or pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
@@ -69,7 +69,7 @@ class TorchAdapter(ArrayAdapter):
     def workspace_view(self, function: str, argument: str, array: Tensor) -> ArrayView:
         if array.dtype is not torch.uint8:
             return super().workspace_view(function, argument, array)
-        pointer, device = _place_of(function, argument, array, torch.uint8)
+        pointer, device = _address_and_device(function, argument, array, torch.uint8)
         check_contiguous(function, argument, array.is_contiguous(), array.stride())
         return ArrayView(pointer, bytes_spec(array.numel(), device), array, self, writable=True)
 
@@ -78,7 +78,7 @@ class TorchAdapter(ArrayAdapter):
         return new_view(tensor.data_ptr(), spec, tensor, self)
 
     def signature(self, arrays: Sequence[Tensor | None], first_output: int) -> Signature | None:
-        if is_tracing() or has_dual_level() or (count_modes() and _watcher()):
+        if is_tracing() or has_dual_level() or (count_modes() and _observer()):
             return None
         grad_enabled = _is_grad_enabled()
         key_parts: list[object] = []
@@ -102,7 +102,7 @@ class TorchAdapter(ArrayAdapter):
                     key_parts.append(array.get_device())
                 else:
                     return None
-        except RuntimeError:  # as in `_place_of`
+        except RuntimeError:  # as in `_address_and_device`
             return None
         return key_parts, pointers
 
@@ -139,8 +139,8 @@ class TorchAdapter(ArrayAdapter):
         return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
 
 
-def _watcher() -> str | None:
-    """Return what torch does where it would not see that kernels fill memory, else None."""
+def _observer() -> str | None:
+    """Return what torch does that has to observe each write to memory, which kernels' it cannot."""
     if is_tracing():
         return "records operations (torch.jit.trace)"
     if _torch_private.has_fake_mode():
@@ -148,17 +148,17 @@ def _watcher() -> str | None:
     return "records operations (make_fx)" if _torch_private.has_proxy_mode() else None
 
 
-def _place_of(
-    function: str, argument: str, array: Tensor, *also: torch.dtype
+def _address_and_device(
+    function: str, argument: str, array: Tensor, *more: torch.dtype
 ) -> tuple[int, Device]:
     """Return the address and the device of a strided tensor with data, on the CPU or CUDA."""
     try:
         pointer: int = array.data_ptr()
         array.stride()
     except RuntimeError:  # it has none: sparse, nested, inside a transform
-        raise _refusal(function, argument, array, *also) from None
+        raise _refusal(function, argument, array, *more) from None
     if not (array.is_cpu or array.is_cuda) or (not pointer and array.numel()):
-        raise _refusal(function, argument, array, *also)
+        raise _refusal(function, argument, array, *more)
     return pointer, CPU if array.is_cpu else Device("cuda", array.get_device())
 
 
@@ -174,44 +174,44 @@ def dense_form(argument: str, array: Tensor) -> str:
     return padded if array.is_nested else f"{argument}.to_dense()"
 
 
-def _refusal(function: str, argument: str, array: Tensor, *also: torch.dtype) -> Exception:
-    """Return the error for a tensor that `view` refuses; `also` are more dtypes to allow."""
-    where = f"{function}: {argument}"
+def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) -> Exception:
+    """Return the error for a tensor that `view` refuses; `more` dtypes are allowed."""
+    subject = f"{function}: {argument}"
     if array.layout is not torch.strided or array.is_nested:
         layout = "nested" if array.is_nested else array.layout
         return ValueError(
-            f"{where} has layout {layout}, expected a dense tensor: pass "
+            f"{subject} has layout {layout}, expected a dense tensor: pass "
             f"{dense_form(argument, array)}"
         )
     if _torch_private.is_wrapped(array):
         return TypeError(
-            f"{where} is a tensor inside a torch.func transform (vmap, grad, jvp), expected a "
+            f"{subject} is a tensor inside a torch.func transform (vmap, grad, jvp), expected a "
             "plain one: call this outside the transform"
         )
     if array.device.type not in ("cpu", "cuda"):
         fix = "use cunorm.torch, which takes meta tensors"
         fix = fix if array.is_meta else "pass a tensor with data there"
-        return ValueError(f"{where} is on device {array.device}, expected cpu or cuda: {fix}")
-    if array.dtype not in (*_DTYPES, *also):
+        return ValueError(f"{subject} is on device {array.device}, expected cpu or cuda: {fix}")
+    if array.dtype not in (*_DTYPES, *more):
         name = str(array.dtype).removeprefix("torch.")
         is_whole = not (array.dtype.is_floating_point or array.dtype.is_complex)
         fix = pass_hint(argument, f"{argument}.float()") if is_whole else ""
         fix = f": pass {argument}.dequantize()" if array.is_quantized else fix
-        return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
+        return TypeError(f"{subject} has dtype {name}, expected {ALLOWED}{fix}")
     if array.is_neg():
         return ValueError(
-            f"{where} has its negative bit set, expected plain values: pass "
+            f"{subject} has its negative bit set, expected plain values: pass "
             f"{argument}.resolve_neg()"
         )
     if not array.data_ptr():
         return ValueError(
-            f"{where} has no memory behind it (freed storage, or a zero tensor of autograd's), "
+            f"{subject} has no memory behind it (freed storage, or a zero tensor of autograd's), "
             f"expected a tensor with data: pass {argument}.clone() of one that has"
         )
     if array.data_ptr() % array.element_size():
-        return unaligned(where, f"{argument}.clone()")
+        return unaligned(subject, f"{argument}.clone()")
     return ValueError(
-        f"{where} requires grad, which this function does not record: use cunorm.torch, "
+        f"{subject} requires grad, which this function does not record: use cunorm.torch, "
         f"torch.no_grad() or {argument}.detach()"
     )
 

@@ -24,7 +24,7 @@ from cunorm._arrays.torch import PLAIN_TYPES, dense_form
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
-from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, OpPair, Tensors
+from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
@@ -38,26 +38,26 @@ class DispatchMode(Enum):
     TRANSFORMED = auto()  # by an operator in a Function that torch.func can transform
 
 
-def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Tensor | None, ...]) -> Sequence[Any]:
+def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
     """Return y and, of a row norm, the new residual stream second: x or None where that is x.
 
-    `params` are scalars for the forward's `parse`, `arrays` its inputs. Further results, as only
-    some modes return statistics, are not to be used.
+    `scalars` and `arrays` are those of the forward. Statistics, which only some modes return, may
+    follow.
     """
-    mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
+    mode = dispatch_mode(scalars[0], pair.forward.inputs, arrays)
     try:
         if mode is DispatchMode.PLAIN:
-            return dispatch(pair.forward, params, arrays)
+            return dispatch(pair.forward, scalars, arrays)
         if mode is DispatchMode.AUTOGRAD:
-            return _apply(pair, saving(parse(pair.forward, params)), *arrays)
+            return _apply(pair, saving(parse(pair.forward, scalars)), *arrays)
     except (TypeError, ValueError):
         if not any(map(needs_operator, arrays)):
             raise
         mode = DispatchMode.OPERATOR
-        _check_tensors(params[0], pair.forward.inputs, arrays)
+        _check_tensors(scalars[0], pair.forward.inputs, arrays)
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
-    return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
+    return present(run(*arrays, forward_text(pair.name, *map(specialized, scalars))))
 
 
 def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
@@ -85,7 +85,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
 
 
 def _transformed_mode(function: str) -> DispatchMode:
-    """Return the mode in torch.func's transforms, of which a Function knows not all."""
+    """Return the mode in torch.func's transforms; a Function supports all but functionalize."""
     kinds = transforms()
     if not is_tracing() and "Functionalize" not in kinds:
         return DispatchMode.TRANSFORMED
@@ -115,7 +115,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
 
 
 def specialized(scalar: object) -> object:
-    """Return a scalar, as a number where a tracer has a symbol or, torch.jit's, a tensor."""
+    """Return a scalar, where a tracer has a symbol or (torch.jit's) a tensor for it as a number."""
     if torch.compiler.is_dynamo_compiling():
         return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
     convert = _NUMBERS.get(type(scalar))
@@ -123,7 +123,7 @@ def specialized(scalar: object) -> object:
 
 
 def _of_trace(tensor: Tensor) -> object:
-    """Return a tensor of torch.jit.trace as a number, where PyTorch takes one as a scalar, too."""
+    """Return a tensor that torch.jit.trace has for a number as a number, others as they are."""
     is_number = is_tracing() and tensor.dim() == 0 and not tensor.requires_grad
     return tensor.item() if is_number else tensor
 
@@ -141,8 +141,8 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+        ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Operand
+    ) -> tuple[Operand, Operand]:
         """Return y, and the new residual stream, None where there is none or it is x."""
         outputs = pair.run(pair.forward, spec, arrays)
         stream = outputs[1] if pair.is_rows else None
@@ -155,31 +155,31 @@ class _Norm(torch.autograd.Function):
         return outputs[0], stream
 
     @staticmethod
-    def backward(
-        ctx: Context, dy: Tensor | None, dresidual_out: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
         pair = ctx.pair
         run = None
         if not _is_grad_enabled():
-            is_seen = (
+            is_observed = (
                 _is_compiling()  # by compiled autograd
                 or is_transforming()
                 or count_modes()
                 or (dy is not None and is_legacy_batch(dy))  # as for a vectorised Jacobian
                 or (dresidual_out is not None and is_legacy_batch(dresidual_out))
             )
-            run = partial(_run_backward, pair, is_seen)
+            run = partial(_run_backward, pair, is_observed)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
 # A Function's own `apply` looks for transforms first, which `dispatch_mode` has done.
-_apply: Callable[..., Sequence[Tensor | None]] = untransformed_apply(_Norm)
+_apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
-def _run_backward(pair: OpPair, is_seen: object, spec: BackwardSpec, arrays: Tensors) -> Tensors:
-    """Run a backward as `call` runs a forward: its inputs may be others than the forward's."""
-    if not is_seen:
+def _run_backward(
+    pair: OpPair, is_observed: object, spec: BackwardSpec, arrays: Tensors
+) -> Tensors:
+    """Run a backward as `call` runs a forward, by an operator where torch is to observe it."""
+    if not is_observed:
         try:
             return pair.run(pair.backward, spec, arrays)
         except (TypeError, ValueError):

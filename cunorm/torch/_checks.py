@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from torch.nn import Module
 
 from cunorm._core import validate
+from cunorm._core.dtypes import parse_optional_dtype
 
 
 def row_shape(module: Module, shape: object) -> tuple[int, ...]:
@@ -38,9 +39,13 @@ def group_sizes(module: Module, num_groups: int, num_channels: int) -> None:
         )
 
 
-def flags(module: Module, **values: object) -> None:
-    """Check arguments that are True or False, and an eps: a name there is one of an activation."""
+def of_torch(module: Module, dtype: object, **values: object) -> None:
+    """Check arguments that torch takes as they are: a dtype, an eps, those that are True or False.
+
+    A name in the place of one of these is that of an activation.
+    """
     kind = type(module)
+    parse_optional_dtype(kind.__name__, "dtype", dtype)
     for name, value in values.items():
         if isinstance(value, str) and hasattr(kind, "activation"):
             what = "a number" if name == "eps" else "True or False"

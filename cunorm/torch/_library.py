@@ -22,7 +22,16 @@ from cunorm._core.operands import Kind, Slot
 from cunorm._core.plan import OpDef, OpSpec, spec_from_json, spec_to_json
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import parse
-from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, ForwardSpec, OpPair, Tensors
+from cunorm.torch._pair import (
+    GROUP,
+    ROW,
+    BackwardSpec,
+    Context,
+    ForwardSpec,
+    Operand,
+    OpPair,
+    Tensors,
+)
 from cunorm.torch._tensors import unwrapped
 
 Operator = Callable[..., tuple[Tensor, ...]]
@@ -42,8 +51,8 @@ class Operators:
         save = partial(_save, pair)
         gradients = partial(_eager_gradients, pair, self.backward)
         self.forward.register_autograd(gradients, setup_context=save)
-        once = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
-        self.transformed = _transformable(self.forward, save, partial(_gradients, pair, once))
+        backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
+        self.transformed = _transformable(self.forward, save, partial(_gradients, pair, backward))
 
 
 def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
@@ -53,7 +62,7 @@ def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
     def run(function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
         *arrays, text = arguments
         x, found = arrays[op.x], function(pair, _from_text(op.spec_type, text), arrays)
-        return tuple(x.new_empty(0, dtype=torch.bool) if one is None else one for one in found)
+        return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
     operator = torch.library.custom_op(
         f"cunorm::{pair.name}_{direction}",
@@ -75,12 +84,12 @@ def _own_outputs(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) ->
         promised = _empty_like(pair, x, dtype=first.dtype, device="meta").stride()
         if first.stride() != promised:
             first = _empty_like(pair, x, dtype=first.dtype).copy_(first)
-    return [first, *(None if one is x or one is first else one for one in others)]
+    return [first, *(None if output is x or output is first else output for output in others)]
 
 
-def present(outputs: Sequence[Tensor]) -> list[Tensor | None]:
+def present(outputs: Sequence[Tensor]) -> list[Operand]:
     """Return what an operator returned, with None for what is absent."""
-    return [None if one.dtype == torch.bool else one for one in outputs]
+    return [None if output.dtype == torch.bool else output for output in outputs]
 
 
 @assume_constant
@@ -107,13 +116,13 @@ def _empty_like(pair: OpPair, x: Tensor, **options: Any) -> Tensor:
 
 def _checked(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
     """Return outputs without memory; operands on meta are checked as on any device."""
-    if any(one is not None and type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
+    if any(type(array) in PLAIN_TYPES and array.is_meta for array in arrays if array is not None):
         specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
         op.plan(spec, (*specs, *op.no_outputs))
     return _fake_outputs(op, pair, spec, arrays)
 
 
-def _spec_of(function: str, name: str, array: Tensor | None) -> TensorSpec | None:
+def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
     if array is None:
         return None
     dtype = parse_dtype(function, name, array.dtype)
@@ -135,7 +144,7 @@ def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> T
         }
     )
 
-    def fake(slot: Slot) -> Tensor | None:
+    def fake(slot: Slot) -> Operand:
         if slot.name not in dtypes:
             return None
         dtype = TORCH_DTYPES[dtypes[slot.name]]
@@ -153,7 +162,7 @@ def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> T
 
 def run_backward(
     pair: OpPair, operator: Operator, spec: BackwardSpec, arrays: Tensors
-) -> list[Tensor | None]:
+) -> list[Operand]:
     """Return the outputs of a backward, by its operator."""
     outputs = present(operator(*arrays, _to_text(spec)))
     if pair.is_rows and outputs[-1] is None:
@@ -169,7 +178,7 @@ def _save(pair: OpPair, ctx: Context, inputs: Sequence[Any], output: tuple[Tenso
 
 
 def _gradients(
-    pair: OpPair, operator: Operator | None, ctx: Context, dy: Tensor | None, *others: Tensor | None
+    pair: OpPair, operator: Operator | None, ctx: Context, dy: Operand, *others: Operand
 ) -> Tensors:
     wanted, dresidual_out = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
     run = operator and partial(run_backward, pair, operator)
@@ -177,7 +186,7 @@ def _gradients(
 
 
 def _eager_gradients(
-    pair: OpPair, operator: Operator, ctx: Context, *gradients: Tensor | None
+    pair: OpPair, operator: Operator, ctx: Context, *gradients: Operand
 ) -> Tensors:
     """Return gradients, by the formula where autograd, not torch.func, may differentiate again."""
     is_recorded = torch.is_grad_enabled() and not is_transforming()
@@ -187,7 +196,10 @@ def _eager_gradients(
 def _transformable(
     operator: Operator, save: Callable[..., None], gradients: Callable[..., Tensors]
 ) -> Operator:
-    """Return an operator as torch.func wants it, which does not ask operators for gradients."""
+    """Return an operator as a Function that torch.func transforms.
+
+    It refuses the Function that `register_autograd` makes, as that has no `setup_context`.
+    """
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True  # by the rules of the operators
@@ -219,7 +231,10 @@ def _run_batch(
     dims: Sequence[int | None],
     *arguments: Any,
 ) -> Batched:
-    """Run a batch of calls as one, with more rows or samples; one by one where that cannot be."""
+    """Run a batch of calls as one call with more rows or samples; if it cannot, one by one.
+
+    It cannot where the calls have different parameters, or return sums over their own rows.
+    """
     *arrays, text = arguments
     batch, kinds = info.batch_size, op.kinds[: len(arrays)]
     have_own = any(
@@ -231,7 +246,7 @@ def _run_batch(
 
     samples = arrays[op.x].shape[int(dims[op.x] == 0)]
 
-    def merged(array: Tensor | None, dim: int | None, kind: Kind) -> Tensor | None:
+    def merged(array: Operand, dim: int | None, kind: Kind) -> Operand:
         if array is None or kind is Kind.PARAMETER:
             return array
         array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
@@ -258,24 +273,21 @@ def _merged_text(spec_type: type, text: str) -> str:
 def _run_items(
     operator: Operator, batch: int, dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> Batched:
-    """Call an operator for each item of a batch: what all rows share differs between them."""
+    """Call an operator for each item of a batch."""
 
-    def item_of(number: int) -> list[Any]:
-        both = zip(arguments, dims, strict=True)
-        return [_item(one, dim, number) if isinstance(dim, int) else one for one, dim in both]
+    def item_of(index: int) -> list[Any]:
+        batched = zip(arguments, dims, strict=True)
+        return [_item(a, dim, index) if isinstance(dim, int) else a for a, dim in batched]
 
-    calls = [operator(*item_of(number)) for number in range(max(batch, 1))]
+    calls = [operator(*item_of(index)) for index in range(max(batch, 1))]
     outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
     return outputs, (0,) * len(outputs)
 
 
-def _item(items: Tensor, dim: int, number: int) -> Tensor:
-    """Return an item of a batch; of one that has none, zeros, whose results have the shapes."""
+def _item(items: Tensor, dim: int, index: int) -> Tensor:
+    """Return an item of a batch; of an empty batch zeros, whose results have an item's shapes."""
     shape = (*items.shape[:dim], *items.shape[dim + 1 :])
-    return items.select(dim, number) if items.shape[dim] else items.new_zeros(shape)
+    return items.select(dim, index) if items.shape[dim] else items.new_zeros(shape)
 
 
-OPERATORS = {
-    "row_norm": Operators(ROW),
-    "group_norm": Operators(GROUP),
-}
+OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}

@@ -70,8 +70,7 @@ class RMSNorm(torch.nn.RMSNorm):
         round_before_weight: bool = False,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
-        _checks.flags(self, elementwise_affine=elementwise_affine)
-        parse_optional_dtype(type(self).__name__, "dtype", dtype)
+        _checks.of_torch(self, dtype, elementwise_affine=elementwise_affine)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
         if eps is not None:
             _checks.epsilon(self)
@@ -237,8 +236,7 @@ class LayerNorm(torch.nn.LayerNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
-        _checks.flags(self, elementwise_affine=elementwise_affine, bias=bias)
-        parse_optional_dtype(type(self).__name__, "dtype", dtype)
+        _checks.of_torch(self, dtype, elementwise_affine=elementwise_affine, bias=bias)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         _checks.epsilon(self)
 
@@ -285,8 +283,7 @@ class GroupNorm(torch.nn.GroupNorm):
         **options: Any,
     ) -> None:
         _checks.group_sizes(self, num_groups, num_channels)
-        _checks.flags(self, eps=eps, affine=affine, bias=options.get("bias", True))
-        parse_optional_dtype(type(self).__name__, "dtype", dtype)
+        _checks.of_torch(self, dtype, eps=eps, affine=affine, bias=options.get("bias", True))
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
         _checks.epsilon(self)
         if activation is not None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,14 +15,17 @@ from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, OpSpec
 from cunorm._dispatch import dispatch_spec
-from cunorm._group_norm import spec as group_spec
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
-from cunorm._row_norm import spec as row_spec
+from cunorm._group_norm.spec import GroupBackwardSpec, GroupForwardSpec
+from cunorm._group_norm.spec import backward_spec as group_backward_spec
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
+from cunorm._row_norm.spec import backward_spec as row_backward_spec
 
-Tensors = Sequence[Tensor | None]
-ForwardSpec = row_spec.RowForwardSpec | group_spec.GroupForwardSpec
-BackwardSpec = row_spec.RowBackwardSpec | group_spec.GroupBackwardSpec
+Operand: TypeAlias = Tensor | None
+Tensors = Sequence[Operand]
+ForwardSpec = RowForwardSpec | GroupForwardSpec
+BackwardSpec = RowBackwardSpec | GroupBackwardSpec
 Run = Callable[[BackwardSpec, Tensors], Tensors]  # returns a backward's outputs
 
 
@@ -35,9 +38,9 @@ class Context(Protocol):
     needs_input_grad: tuple[bool, ...]
 
     @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]: ...
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-    def mark_non_differentiable(self, *tensors: Tensor | None) -> None: ...
+    def saved_tensors(self) -> tuple[Operand, ...]: ...
+    def save_for_backward(self, *tensors: Operand) -> None: ...
+    def mark_non_differentiable(self, *tensors: Operand) -> None: ...
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
@@ -85,15 +88,15 @@ class OpPair:
         self,
         ctx: Context,
         wanted: tuple[bool, ...],
-        dy: Tensor | None,
-        dresidual_out: Tensor | None,
+        dy: Operand,
+        dresidual_out: Operand,
         run: Run | None,
-    ) -> list[Tensor | None]:
+    ) -> list[Operand]:
         """Return the wanted gradients of the forward's inputs, by the formula without `run`."""
-        found: dict[str, Tensor | None]
+        found: dict[str, Operand]
         if dy is None:
-            of_x = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
-            found = {"x": of_x, "residual": dresidual_out}
+            dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
+            found = {"x": dx, "residual": dresidual_out}
         elif run is None:
             saved = dict(zip(self._saved, ctx.saved_tensors, strict=True))
             operands = {name: saved[name] for name in self.forward.inputs if name in saved}
@@ -107,7 +110,7 @@ class OpPair:
         names = zip(self.forward.inputs, wanted, strict=True)
         return [found.get(name) if want else None for name, want in names]
 
-    def run(self, op: OpDef[Any], spec: OpSpec, arrays: Tensors) -> list[Tensor | None]:
+    def run(self, op: OpDef[Any], spec: OpSpec, arrays: Tensors) -> list[Operand]:
         """Run the forward or the backward."""
         return dispatch_spec(op, spec, (*arrays, *op.no_outputs, None))
 
@@ -143,46 +146,46 @@ def compute_type(*dtypes: torch.dtype | None) -> torch.dtype:
 def recorded_gradients(
     formula: Callable[..., Tensor],
     x_dtype: torch.dtype,
-    operands: dict[str, Tensor | None],
+    operands: dict[str, Operand],
     dy: Tensor,
-    dresidual_out: Tensor | None,
-) -> dict[str, Tensor | None]:
+    dresidual_out: Operand,
+) -> dict[str, Operand]:
     """Return the gradients of a forward's inputs, by name, which autograd may record.
 
     The operands are those of the formula, x what was normalised; `dresidual_out` may be None.
     """
     x = operands["x"]
     assert x is not None
-    wide = x.to(compute_type(x_dtype, x.dtype))
+    x_compute = x.to(compute_type(x_dtype, x.dtype))
     # As views they are distinct, where the caller gave one tensor for two of them.
-    operands = {**operands, "x": wide}
-    views = {name: one if one is None else one.view_as(one) for name, one in operands.items()}
+    operands = {**operands, "x": x_compute}
+    views = {name: t if t is None else t.view_as(t) for name, t in operands.items()}
     y = formula(**views).to(dy.dtype)
-    recorded = {n: one for n, one in views.items() if one is not None and one.requires_grad}
+    recorded = {name: t for name, t in views.items() if t is not None and t.requires_grad}
     found = torch.autograd.grad(y, list(recorded.values()), dy, create_graph=True)
-    gradients: dict[str, Tensor | None] = dict(zip(recorded, found, strict=True))
-    of_x = gradients.get("x")
+    gradients: dict[str, Operand] = dict(zip(recorded, found, strict=True))
+    dx = gradients.get("x")
     if dresidual_out is not None:
-        dresidual_out = dresidual_out.to(wide.dtype)
-        of_x = dresidual_out if of_x is None else of_x + dresidual_out
-    if of_x is not None:
-        gradients |= {"x": of_x.to(x_dtype), "residual": of_x.to(x.dtype)}
+        dresidual_out = dresidual_out.to(x_compute.dtype)
+        dx = dresidual_out if dx is None else dx + dresidual_out
+    if dx is not None:
+        gradients |= {"x": dx.to(x_dtype), "residual": dx.to(x.dtype)}
     return gradients
 
 
 def _centered(rows: Tensor) -> Tensor:
-    """Subtract the mean, and what its rounding left: far from 0 that is more than the numbers'."""
+    """Subtract the mean, and then that of the differences: the first has a rounding error."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows - rows.mean(-1, keepdim=True)
 
 
 def row_formula(
-    spec: row_spec.RowForwardSpec,
+    spec: RowForwardSpec,
     x_dtype: torch.dtype,
     x: Tensor,
-    gate: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    gate: Operand,
+    weight: Operand,
+    bias: Operand,
 ) -> Tensor:
     """Return y in the dtype of x, that of computing: the formula of `cunorm.normalize`."""
     compute, groups = x.dtype, spec.groups
@@ -209,11 +212,7 @@ def row_formula(
 
 
 def group_formula(
-    spec: group_spec.GroupForwardSpec,
-    x_dtype: torch.dtype,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    spec: GroupForwardSpec, x_dtype: torch.dtype, x: Tensor, weight: Operand, bias: Operand
 ) -> Tensor:
     """Return y in the dtype of x, that of computing: the formula of `cunorm.group_norm`."""
     channels_first = x.movedim(spec.channel_axis, 1)
@@ -227,5 +226,5 @@ def group_formula(
     return y.movedim(1, spec.channel_axis)
 
 
-ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec, row_formula)
-GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD, group_spec.backward_spec, group_formula)
+ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, row_backward_spec, row_formula)
+GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD, group_backward_spec, group_formula)

@@ -73,12 +73,7 @@ class Recipe:
         return torch.promote_types(x, weight) if self.round_before_weight and not self.dtype else x
 
     def bounds(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        gate: Tensor | None,
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, gate: Tensor | None
     ) -> Bounds:
         """Return the bounds of y before its rounding, however float32 arithmetic computes it."""
         g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())

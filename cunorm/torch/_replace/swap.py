@@ -53,13 +53,10 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
         own = vars(subclass)
         if own.get("_cunorm_kind") is kind and own["_cunorm_plan"] == plan:
             return subclass
-    members: dict[str, Any] = {
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-        "__reduce_ex__": _reduce,
-    }
+    members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    members |= {"__reduce_ex__": _reduce, "__prepare_scriptable__": _scriptable}
     members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
-    members |= {"_cunorm_own": _own, "__prepare_scriptable__": _scriptable}
+    members |= {"_cunorm_own": _own}
     base = torch_norm(kind)
     if plan is not None:
         calls = {(pair, gated): recipe.call(*pair) for pair, gated, recipe, _ in plan.matches}
@@ -184,8 +181,7 @@ def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, An
 def _reduce(self: Swapped, protocol: SupportsIndex) -> tuple[object, ...]:
     """Pickle and copy a module by its original class and plan, as pickle finds no swapped class."""
     kind = type(self)
-    original: Any = kind._cunorm_kind
-    reduced = original.__reduce_ex__(self, protocol)
+    reduced = kind._cunorm_kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
     return (_new, (kind._cunorm_kind, kind._cunorm_plan), *reduced[2:])
 
 
