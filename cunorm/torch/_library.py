@@ -56,7 +56,7 @@ class Operators:
 
 
 def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
-    inputs = [f"Tensor{'' if one.is_required else '?'} {one.argument}" for one in op.input_slots]
+    inputs = [f"Tensor{'' if slot.is_required else '?'} {slot.argument}" for slot in op.input_slots]
     outputs = ", ".join(["Tensor"] * len(op.outputs))
 
     def run(function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:

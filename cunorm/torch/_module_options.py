@@ -65,8 +65,10 @@ def _default_eps(dtype: torch.dtype) -> float:
     With the first, 2**-6 of half precision becomes about 1, with the second less than 1/2.
     """
     small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
-    wide = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
-    return float(torch.finfo(torch.promote_types(dtype, torch.float32) if wide else dtype).eps)
+    in_float32 = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
+    return float(
+        torch.finfo(torch.promote_types(dtype, torch.float32) if in_float32 else dtype).eps
+    )
 
 
 # Computed once, as torch.compile cannot trace it.

@@ -21,8 +21,11 @@ def refusal(*tensors: object) -> str | None:
     Some may be None. Meta and fake tensors are taken: of those an operator returns the shapes. It
     says nothing of shapes, nor of dtypes or devices that do not go together.
     """
-    reasons = [what_refuses(tensor) for tensor in tensors if tensor is not None]
-    return next((f"a tensor {reason}" for reason in reasons if reason is not None), None)
+    for tensor in tensors:
+        reason = None if tensor is None else what_refuses(tensor)
+        if reason is not None:
+            return f"a tensor {reason}"
+    return None
 
 
 def what_refuses(tensor: object) -> str | None:

@@ -28,8 +28,8 @@ _SCRIPTED = torch.jit.ScriptModule
 
 def _has(module: Module, name: str) -> bool:
     """Return whether a module has an attribute itself: a wrapper has those of what it wraps."""
-    places = (vars(module), module._parameters, module._buffers)
-    return any(name in place for place in places) or hasattr(type(module), name)
+    attributes = (vars(module), module._parameters, module._buffers)
+    return any(name in names for names in attributes) or hasattr(type(module), name)
 
 
 def _calls_norm(module: Module) -> bool:

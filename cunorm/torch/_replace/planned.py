@@ -48,7 +48,7 @@ def _run(op: OpDef[Any], spec: Any, arrays: list[Any]) -> tuple[torch.Tensor, ..
     plan = op.plan(spec, (*map(_spec, arrays), *op.no_outputs))
     planned = {slot - op.first_output: output for slot, output in plan.outputs}
     exact = {number: _empty(output.shape, _F64) for number, output in planned.items()}
-    given = [None if one is None else one.detach().to(_F64).numpy() for one in arrays]
+    given = [None if array is None else array.detach().to(_F64).numpy() for array in arrays]
     found = [exact[n].numpy() if n in exact else None for n in range(len(op.outputs))]
     op.reference(replace(spec, x_dtype=None) if op is ROW.backward else spec, (*given, *found))
     if op is ROW.forward:  # y is rounded before weight, if at all, to x's dtype, not to float64

@@ -105,17 +105,17 @@ def _probe(module: Module, exact: bool) -> Plan:
     others: list[str] = []
     axes = frozenset(_AXES)
     for gated in trial.gated:
-        where = (" with a gate" if gated else " without a gate") * (len(trial.gated) > 1)
+        which_calls = (" with a gate" if gated else " without a gate") * (len(trial.gated) > 1)
         try:
-            recipe, its_axes = _in_float32(trial, gated)
+            recipe, agreeing_axes = _in_float32(trial, gated)
             found, rest = _match(trial, gated, recipe, 0.0 if exact else 1.0)
             matches += found
-            others += [f"for {listed(rest)}{where}"] if rest else []
-            axes &= its_axes
+            others += [f"for {listed(rest)}{which_calls}"] if rest else []
+            axes &= agreeing_axes
         except Unknown:
             if gated == trial.gated[-1] and not matches:
                 raise
-            others.append(where.strip())
+            others.append(which_calls.strip())
     missing = [str(count) for count in _AXES if count not in axes]
     others += [f"for an x of {' or '.join(missing)} axes"] if missing else []
     under_autocast = not trial.calls_torch and _agree_under_autocast(trial, matches)
@@ -215,5 +215,5 @@ def _confirmed(trial: Trial, kind: type[Module], plan: Plan) -> Plan:
 
 def _far(dtype: torch.dtype, recipe: Recipe, distance: float) -> Unknown:
     off = f"{distance:.3g} units in the last place off" if distance < 1e9 else "of another kind"
-    where = f"its results in {short(dtype)}"
-    return Unknown(f"{where} are no recipe's: those of the nearest, {recipe.describe()}, are {off}")
+    nearest = f"those of the nearest, {recipe.describe()}, are {off}"
+    return Unknown(f"its results in {short(dtype)} are no recipe's: {nearest}")
