@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
 # In the order of `struct Arguments`: each pointer has the sizes and strides of its rows or lines.
 _ROW_OPERANDS = {
-    "row_norm_forward": Rows(ForwardTypes.rows, 6 * 8),
-    "row_norm_backward": Rows(BackwardTypes.rows, 6 * 8),
+    "row_norm_forward": Rows(ForwardTypes.lines(), 6 * 8),
+    "row_norm_backward": Rows(BackwardTypes.lines(), 6 * 8),
     "group_norm_forward": Rows(("x", "y"), 3 * 8),
     "group_norm_backward": Rows(("dy", "x", "dx"), 3 * 8),
     "param_grad": Rows((), 0),

@@ -28,7 +28,7 @@ from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
 from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, bytes_spec, contiguous_strides
-from cunorm._executable import Executable, Loaded, Pointers, Run, Views, pointers_of
+from cunorm._dispatch.executable import Executable, Loaded, Pointers, Run, Views, pointers_of
 
 
 @dataclass(slots=True, eq=False)
