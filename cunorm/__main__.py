@@ -72,13 +72,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     if chosen.command != "demo":
         print(_info.report() if chosen.command else _OVERVIEW)
         return 0
-    from cunorm._demo import CompileError, DemoError, run
-
+    try:
+        from cunorm._demo import DemoError, run
+    except ModuleNotFoundError as error:
+        _complain(f"the demo needs {error.name}: python -m pip install {error.name}")
+        return 1
     try:
         return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
-    except CompileError as error:
+    except RuntimeError as error:  # of a compiler
         _complain(str(error))
         return 1
 
