@@ -75,7 +75,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         from cunorm._demo import DemoError, run
     except ModuleNotFoundError as error:
-        _complain(f"the demo needs {error.name}: python -m pip install {error.name}")
+        package = str(error.name).partition(".")[0]
+        _complain(f"the demo needs {package}: python -m pip install {package}")
         return 1
     try:
         return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)

@@ -26,9 +26,9 @@ class Device(NamedTuple):
 
     title: str
     library: Any  # NumPy or CuPy
-    wait: Callable[[], object]  # returns when it is idle
-    calls: int  # timed together
     has_kernels: bool = True  # else NumPy computes all results
+    wait: Callable[[], object] = lambda: None  # returns when it is idle
+    calls: int = 1  # timed together
 
     def placed(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.library.asarray(array) for name, array in operands.items()}
@@ -57,20 +57,19 @@ def chosen_device(name: str | None) -> Device:
 
         runtime = cupy.cuda.runtime
         title = f"cuda, {_info.cuda_name(runtime.getDevice())}"
-        return Device(title, cupy, runtime.deviceSynchronize, CUDA_CALLS)
+        return Device(title, cupy, True, runtime.deviceSynchronize, CUDA_CALLS)
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the title says the same
-            has_kernels = has_compiler()
+            has_kernels, silent = has_compiler(), search()[1]
     except ValueError as error:  # of CXX
         raise DemoError(str(error)) from error
-    threads, silent = thread_count(), search()[1]
-    runs = f"{threads} thread" if threads == 1 else f"{threads} threads"
-    runs = runs if has_kernels else "NumPy's loops as there is no C++ compiler"
-    runs += f" ({silent})" if silent else ""
-    return Device(f"cpu, {_info.cpu_name()}, {runs}", np, lambda: None, 1, has_kernels)
+    threads = f"{thread_count()} thread{'s' if thread_count() > 1 else ''}"
+    runs = threads if has_kernels else "NumPy's loops as there is no C++ compiler"
+    remark = f" ({silent})" if silent else ""
+    return Device(f"cpu, {_info.cpu_name()}, {runs}{remark}", np, has_kernels)
 
 
 def keep_freed_memory() -> bool:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The operators of the demo: their operands, their calls, and what they move."""
+"""The operators of the demo: their operands, their calls, and the bytes that these move."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from types import ModuleType
@@ -22,26 +21,24 @@ DIRECTIONS = ("forward", "backward")
 INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
 _SAMPLES, _GROUPS = 16, 32  # of a group norm, at most
 _MEAN = "1e4"  # is added to the x of one
+# What the table shows of a dtype, in full and with --quick, if not all: there is much to compile.
+_SHOWN = {
+    ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
+    ("bfloat16", True): ("rms_norm",),
+    ("float16", True): (),
+    ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
+    ("float16", False): ("rms_norm", "group_norm, silu"),
+}
 
 
-@dataclass(frozen=True)
 class Operator:
-    """A norm by its name in the table: that of its public function, and that of its options."""
+    """A norm by its name in the table, and the options of both directions."""
 
-    label: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # of both directions
-
-    @property
-    def name(self) -> str:
-        return self.label.partition(",")[0]
-
-    @property
-    def base(self) -> str:  # the name before ``_forward`` and ``_backward``
-        return "group_norm" if "num_groups" in self.options else self.name.removeprefix("add_")
-
-    @property
-    def eps(self) -> float:
-        return float(signature(getattr(cunorm, self.name)).parameters["eps"].default)
+    def __init__(self, label: str, options: Mapping[str, Any]) -> None:
+        self.label, self.name, self.options = label, label.partition(",")[0], options
+        # The name before `_forward` and `_backward`.
+        self.base = "group_norm" if "num_groups" in options else self.name.removeprefix("add_")
+        self.eps: float = signature(getattr(cunorm, self.name)).parameters["eps"].default
 
     def operands(self, rows: Operands) -> dict[str, Any]:
         """Return its operands, in host memory."""
@@ -82,61 +79,39 @@ class Operator:
         forward = partial(self.forward, cunorm, operands, self.name)
         return {"forward": forward, "backward": partial(self.backward, cunorm, operands, saved)}
 
-    def moved(self, operands: Operands, saved: Any) -> dict[str, int]:
-        """Return the bytes that each of the calls must read and write."""
-        arrays = {**operands, "mean": saved.mean, "rstd": saved.rstd}
-        sizes = {name: int(array.nbytes) for name, array in arrays.items() if array is not None}
-        return bytes_moved(sizes, reads_bias=bool(self.options.get("activation")))
-
     def expected(self, operands: Operands) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the exact results of each direction, and how far off a kernel's may be."""
-        exact = self.forward(reference, operands)
-        options, eps = dict(self.options), self.eps
+        exact, options, eps = self.forward(reference, operands), self.options, self.eps
         if self.base == "l2_norm":  # whose eps is added to the sum of squares
-            options["c"], eps = 1.0, eps / operands["x"].shape[-1]
+            options, eps = {"c": 1.0}, eps / operands["x"].shape[-1]
         tolerance = tolerance_of(operands, options, eps, exact)
         yield exact, tolerance.forward()
         errors = tolerance.backward(operands["dy"], operands.get("d_residual"))
         yield self.backward(reference, operands, exact), errors
 
 
-def bytes_moved(sizes: Mapping[str, int], *, reads_bias: bool) -> dict[str, int]:
-    """Return the bytes that a function and its backward must read and write.
+def bytes_moved(operands: Operands, saved: Any, activation: str | None) -> dict[str, int]:
+    """Return the bytes that a norm's function itself and its backward must read and write.
 
-    `sizes` has the bytes of the operands and statistics of both, by name. Results have their sizes:
-    y and dx that of x, the residual stream that of residual, and each gradient its operand's.
+    A result is as large as an operand: y and dx as x, the residual streams and other gradients as
+    their operands.
     """
-    unread = {"residual"} if reads_bias else {"residual", "bias"}
-    names = {
-        "forward": [*INPUTS, "x", "residual"],
-        "backward": [*(sizes.keys() - unread), "x", "weight", "bias", "gate"],
-    }
-    return {way: sum(sizes.get(name, 0) for name in moved) for way, moved in names.items()}
-
-
-# What the table shows of a dtype, in full and with --quick, if not all: there is much to compile.
-_SHOWN = {
-    ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
-    ("bfloat16", True): ("rms_norm",),
-    ("float16", True): (),
-    ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
-    ("float16", False): ("rms_norm", "group_norm, silu"),
-}
+    arrays = {**operands, "mean": saved.mean, "rstd": saved.rstd}
+    sizes = {name: int(array.nbytes) for name, array in arrays.items() if array is not None}
+    read = sizes.keys() - ({"residual"} if activation else {"residual", "bias"})
+    forward, backward = [*INPUTS, "x", "residual"], [*read, "x", "weight", "bias", "gate"]
+    counted = (sum(sizes.get(name, 0) for name in names) for names in (forward, backward))
+    return dict(zip(DIRECTIONS, counted, strict=True))
 
 
 def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> list[Operator]:
-    """Return every norm in its forms, or those that the table shows, for rows of a width."""
+    """Return the norms that the table shows for rows of a width and a dtype."""
+    scaled, plain = {"center": True, "c": 1.0}, ("rms_norm", "layer_norm", "l2_norm")
     silu = {"num_groups": math.gcd(width, _GROUPS), "activation": "silu", "channel_axis": -1}
     forms: dict[str, dict[str, Any]] = {
-        "rms_norm": {},
-        "layer_norm": {},
-        "l2_norm": {},
-        "normalize": {"center": True, "c": 1.0},
-        "add_rms_norm": {},
-        "add_layer_norm": {},
-        "add_normalize": {"center": True, "c": 1.0},
-        "rms_norm, post-gate": {"gate_position": "post"},
-        "rms_norm, pre-gate": {"gate_position": "pre"},
+        **{name: {} for name in (*plain, "add_rms_norm", "add_layer_norm")},
+        **dict.fromkeys(("normalize", "add_normalize"), scaled),
+        **{f"rms_norm, {where}-gate": {"gate_position": where} for where in ("post", "pre")},
         "rms_norm, groups": {"groups": math.gcd(width, 24)},
         **{f"rms_norm, {model}": options for model, options in MODELS.items()},
         "group_norm, silu": silu,

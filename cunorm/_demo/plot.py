@@ -13,10 +13,10 @@ from rich.console import Console
 
 import cunorm
 from cunorm._demo.device import DemoError, Device, keep_freed_memory
-from cunorm._demo.operators import DIRECTIONS, INPUTS, Operands, Operator, operators
+from cunorm._demo.operators import DIRECTIONS, INPUTS, Operands, Operator, bytes_moved, operators
 from cunorm.results import AddNorm, NormGrads
 
-Calls = dict[str, Callable[[], Any]]  # by who makes them
+Calls = dict[str, Callable[[], Any]]
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
@@ -46,10 +46,9 @@ def draw(path: Path, device: Device, out: Console) -> None:
     what = f"rows of {_WIDTH} float32, calls in turn, medians"
     out.print(f"\nspeed by the size of x, {what}; GB/s at {SIZES[_PRINTED] >> 20} MiB;\n{note}:")
     figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(len(DIRECTIONS), len(NORMS), sharex=True, squeeze=False)
-    chosen = (operator for operator in operators(_WIDTH) if operator.label in NORMS)
-    for operator, column in zip(chosen, panels.T, strict=True):
-        for direction, panel in zip(DIRECTIONS, column, strict=True):
+    panels = figure.subplots(len(DIRECTIONS), len(NORMS), sharex=True).T.flat
+    for operator in (one for one in operators(_WIDTH) if one.label in NORMS):
+        for direction, panel in zip(DIRECTIONS, panels, strict=False):
             speeds = _speeds(operator, direction, device)
             figures = ", ".join(f"{who} {one[_PRINTED]:.1f}" for who, one in speeds.items())
             out.print(f"{operator.label:26} {direction:9} {figures}")
@@ -57,7 +56,7 @@ def draw(path: Path, device: Device, out: Console) -> None:
                 panel.semilogx(SIZES, of_who, "o-", base=2, label=who)
             panel.set(title=f"{operator.label}, {direction}", ylabel="GB/s", ylim=(0, None))
             panel.grid(alpha=0.3)
-    panels[0][0].legend()
+            panel.legend()
     figure.suptitle(f"{device.title}: bytes that a call must read and write, over its median time")
     figure.supxlabel(f"bytes of x, {what}; {note}", fontsize="medium")
     figure.savefig(path, dpi=120)
@@ -69,7 +68,7 @@ def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, lis
     speeds: dict[str, list[float]] = {}
     for size in SIZES:
         operands = device.placed(_operands(operator, size // (4 * _WIDTH)))
-        moved = operator.moved(operands, operator.forward(cunorm, operands))[direction]
+        moved = bytes_moved(operands, operator.forward(cunorm, operands), None)[direction]
         for who, seconds in _medians(calls(operator, direction, operands, device), device).items():
             speeds.setdefault(who, []).append(moved / seconds / 1e9)
     return speeds
@@ -89,7 +88,7 @@ def _medians(calls: Calls, device: Device) -> dict[str, float]:
         if number >= _LEAST and time.perf_counter() > end:
             break
         for who, call in calls.items():
-            call()  # compiles
+            call()  # the first compiles
             times[who].append(device.seconds(call))
     return {who: statistics.median(of_call) for who, of_call in times.items()}
 
@@ -97,8 +96,7 @@ def _medians(calls: Calls, device: Device) -> dict[str, float]:
 def calls(operator: Operator, direction: str, operands: Operands, device: Device) -> Calls:
     """Return the calls of cunorm, of a plain formula and, where it is, of PyTorch."""
     saved, on_cpu = operator.forward(cunorm, operands), device.library is np
-    plain = _plain_calls(operator.eps, operands, saved, device.library)
-    ours = operator.calls(operands, saved)
+    ours, plain = operator.calls(operands, saved), _plain_calls(operator, operands, saved)
     found = {"cunorm": ours[direction], "NumPy" if on_cpu else "CuPy": plain[direction]}
     try:  # after a call of cunorm, so that OpenMP threads of both wait for a short time
         import torch
@@ -109,15 +107,17 @@ def calls(operator: Operator, direction: str, operands: Operands, device: Device
     return found
 
 
-def _plain_calls(eps: float, a: Operands, saved: Any, library: Any) -> Calls:
+def _plain_calls(operator: Operator, a: Operands, saved: Any) -> Calls:
     """Return a norm and its gradients as one writes them in NumPy or CuPy."""
     is_centred, is_added = saved.mean is not None, "residual" in a
-    mean_of = partial(library.mean, axis=-1, keepdims=True)
+
+    def mean_of(x: Any) -> Any:
+        return x.mean(axis=-1, keepdims=True)
 
     def forward() -> Any:
         x = stream = a["x"] + a["residual"] if is_added else a["x"]
         x = x - mean_of(x) if is_centred else x
-        y = x / library.sqrt(mean_of(x * x) + eps) * a["weight"]
+        y = x / (mean_of(x * x) + operator.eps) ** 0.5 * a["weight"]
         return AddNorm(y + a["bias"] if is_centred else y, stream if is_added else None)
 
     def backward() -> Any:
@@ -132,21 +132,18 @@ def _plain_calls(eps: float, a: Operands, saved: Any, library: Any) -> Calls:
     return {"forward": forward, "backward": backward}
 
 
-def _torch_calls(torch: Any, norm: Operator, operands: Operands) -> Calls:
+def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> Calls:
     """Return calls of torch.nn.functional and of autograd."""
-    tensors = {key: torch.as_tensor(array) for key, array in operands.items()}
-    inputs = {key: tensors[key].clone().requires_grad_() for key in INPUTS if key in tensors}
+    tensors = {name: torch.as_tensor(array) for name, array in operands.items()}
+    leaves = {name: tensors[name].clone().requires_grad_() for name in INPUTS if name in tensors}
+    norm = partial(getattr(torch.nn.functional, operator.base), eps=operator.eps)
 
     def forward(given: Operands = tensors) -> list[Any]:
         x = given["x"] + given["residual"] if "residual" in given else given["x"]
-        parameters = [given[key] for key in ("weight", "bias") if key in given]
-        function = getattr(torch.nn.functional, norm.base)
-        y = function(x, x.shape[-1:], *parameters, eps=norm.eps)
+        parameters = [given[name] for name in ("weight", "bias") if name in given]
+        y = norm(x, x.shape[-1:], *parameters)
         return [y, x] if "residual" in given else [y]
 
-    outputs, upstream = (
-        forward(inputs),
-        [tensors[key] for key in ("dy", "d_residual") if key in tensors],
-    )
-    grad = partial(torch.autograd.grad, outputs, [*inputs.values()], retain_graph=True)
-    return {"forward": forward, "backward": lambda: grad(upstream)}
+    upstream = [tensors[name] for name in ("dy", "d_residual") if name in tensors]
+    of = partial(torch.autograd.grad, forward(leaves), [*leaves.values()], retain_graph=True)
+    return {"forward": forward, "backward": lambda: of(upstream)}

@@ -204,8 +204,8 @@ def worst_error(result: Any, exact: Any, errors: Mapping[str, Array]) -> float:
 
     An exact value beyond the largest of its dtype is expected to be stored as an infinity.
     """
-    worst = 0.0
-    for name, actual in (result._asdict() if isinstance(result, tuple) else {"y": result}).items():
+    worst, arrays = 0.0, {"y": result} if hasattr(result, "dtype") else result._asdict()
+    for name, actual in arrays.items():
         right = getattr(exact, name, None)
         if right is None:
             continue
