@@ -172,7 +172,7 @@ def at_once(
     They are made in threads, as no signal interrupts these: an interrupt finds each compiler known.
     After so many seconds of patience, `remark` is called.
     """
-    stop, end = Stop(), time.monotonic() + patience
+    stop, end = getattr(_of_thread, "stop", None) or Stop(), time.monotonic() + patience
     tasks = [Task(call, stop) for call in calls]
     try:
         for task in tasks:
