@@ -18,13 +18,11 @@ def compile_at_once(
     device: Device,
     workers: int,
     step: Callable[[], object],
-    *,
-    with_headers: bool = False,
 ) -> int:
     """Compile and load builds, as many at once as there are workers; return how many are new.
 
-    `step` is called after each. With headers, those that a CPU's later builds share are compiled,
-    too. A RuntimeError has the first build that does not compile, when all others are done.
+    `step` is called after each. A RuntimeError has the first build that does not compile, when all
+    others are done.
     """
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
@@ -32,8 +30,6 @@ def compile_at_once(
     with ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,)) as pool:
         tasks: dict[Future[bool], KernelBuild] = {}
         try:
-            if with_headers and not on_gpu:
-                pool.submit(cpu_compile.prepare_headers)
             for build in builds:
                 tasks[pool.submit(prepare, build)] = build
             left = set(tasks)
