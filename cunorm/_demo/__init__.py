@@ -68,14 +68,16 @@ def _cases(rows: inputs.Array, is_quick: bool, out: Console) -> Iterator[Case]:
     """Yield the operators, with operands of each dtype that can hold the input."""
     for dtype, largest in inputs.LARGEST.items():
         chosen = operators(rows.shape[-1], dtype, is_quick)
+        if chosen and not np.abs(rows).max() <= largest:
+            out.print(f"{dtype} is left out: the input has values beyond {largest:g}")
+            continue
         try:
-            if not chosen or np.abs(rows).max() <= largest:
-                operands = inputs.row_operands(rows, numpy_dtype(DTYPES[dtype]))
-                yield from ((operator, operator.operands(operands)) for operator in chosen)
-            else:
-                out.print(f"{dtype} is left out: the input has values beyond {largest:g}")
+            storage = numpy_dtype(DTYPES[dtype])
         except TypeError:
             out.print(f"{dtype} is left out: pip install ml_dtypes")
+            continue
+        operands = inputs.row_operands(rows, storage)
+        yield from ((operator, operator.operands(operands)) for operator in chosen)
 
 
 def _table(cases: list[Case], device: Device, out: Console) -> Iterator[float]:

@@ -155,6 +155,15 @@ def test_a_cxx_that_no_shell_would_take_and_a_device_that_is_not_there_are_wrong
     assert "--device cuda: no CuPy" in capsys.readouterr().err
 
 
+def test_what_does_not_compile_is_an_error_without_a_usage_text(demo, monkeypatch, capsys):
+    def fails(*args):
+        raise RuntimeError("reason")
+
+    monkeypatch.setattr(_demo, "at_once", fails)
+    assert main(["demo", "--quick", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "reason\n"
+
+
 @pytest.mark.parametrize("factor", [1.1, np.nan])
 @pytest.mark.parametrize(
     ("name", "label"), [("group_norm", "group_norm, silu"), ("layer_norm_backward", "layer_norm")]
