@@ -22,8 +22,7 @@ _INTERRUPTED = "cunorm: a compile was interrupted"
 _PATIENCE = 5.0  # seconds, for what was killed to end
 _SLICE = 0.5  # seconds; a signal just before a wait without an end would not interrupt it
 
-# Bytes that are free when a thread is started: CPython waits forever for one that finds none, as it
-# did where 8 to 9 MiB of address space were left.
+# Bytes that are free when a thread is started: CPython waits forever for one that finds none.
 _ROOM = 4 << 20
 
 _of_thread = local()  # its `stop`, for the compilers that it runs
