@@ -72,13 +72,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     if chosen.command != "demo":
         print(_info.report() if chosen.command else _OVERVIEW)
         return 0
-    from cunorm._demo import CompileError, DemoError, run
-
+    try:
+        from cunorm._demo import DemoError, run
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        _complain(f"the demo needs {package}: python -m pip install {package}")
+        return 1
     try:
         return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
-    except CompileError as error:
+    except RuntimeError as error:  # of a compiler
         _complain(str(error))
         return 1
 

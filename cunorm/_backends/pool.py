@@ -18,13 +18,11 @@ def compile_concurrently(
     device: Device,
     workers: int,
     step: Callable[[], object],
-    *,
-    with_headers: bool = False,
 ) -> int:
     """Compile and load builds with a pool of workers; return how many are new.
 
-    Call `step` after each. `with_headers` also compiles the headers that later CPU builds share.
-    If builds fail, finish the others, then raise a RuntimeError about the first failure.
+    Call `step` after each. If builds fail, finish the others, then raise a RuntimeError about the
+    first failure.
     """
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
@@ -32,8 +30,6 @@ def compile_concurrently(
     with ThreadPoolExecutor(workers, initializer=use_stop, initargs=(stop,)) as pool:
         tasks: dict[Future[bool], KernelBuild] = {}
         try:
-            if with_headers and not on_gpu:
-                pool.submit(cpu_compile.prepare_headers)
             for build in builds:
                 tasks[pool.submit(prepare, build)] = build
             left = set(tasks)

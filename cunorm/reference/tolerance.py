@@ -23,6 +23,7 @@ Other errors are propagated to first order, each at its largest:
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -177,6 +178,48 @@ def bound(exact: Array, error: Array, dtype: str) -> Array:
     error = error.reshape(exact.shape) + LOST
     is_rounded = exact.dtype == np.float64 and dtype != "float32"
     return np.asarray(error + (0.5 * ulp(abs(exact) + error, dtype) if is_rounded else 0.0))
+
+
+def tolerance_of(
+    operands: Mapping[str, Any], options: Mapping[str, Any], eps: float, exact: Any
+) -> Tolerance:
+    """Return the tolerance of a call, given the exact results of its forward for training.
+
+    The options are those that the forward and the backward take, c and eps those of `normalize`.
+    """
+    x = operands["x"] if "residual" not in operands else exact.residual
+    parts = {"center": exact.mean is not None, **options}
+    groups = parts.pop("groups", parts.pop("num_groups", 1))
+    axis = parts.pop("channel_axis", -1)
+    d = x.shape[axis] // groups
+    if parts.pop("round_before_weight", False):
+        parts["rounded_to"] = operands["x"].dtype
+    parts |= {name: operands.get(name) for name in ("weight", "bias", "gate")}
+    shape = (len(x), 1, groups, d, -1) if axis == 1 else (len(x), -1, groups, d, 1)
+    return Tolerance(x, shape=shape, eps=eps, **parts)
+
+
+def worst_error(result: Any, exact: Any, errors: Mapping[str, Array]) -> float:
+    """Return the largest error of a result, y or a named tuple, in units of its bound.
+
+    An exact value beyond the largest of its dtype is expected to be stored as an infinity.
+    """
+    worst, arrays = 0.0, {"y": result} if hasattr(result, "dtype") else result._asdict()
+    for name, actual in arrays.items():
+        right = getattr(exact, name, None)
+        if right is None:
+            continue
+        if actual is None:
+            return math.inf
+        with np.errstate(all="ignore"):
+            stored = right.astype(actual.dtype).astype(np.float64)
+            expected = np.where(np.isinf(stored), stored, right.astype(np.float64))
+            got = actual.astype(np.float64)
+            same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+            units = abs(got - expected) / bound(right, errors[name], str(actual.dtype))
+            units = np.where(same, 0.0, np.where(np.isnan(units), np.inf, units))
+        worst = max(worst, float(units.max()))
+    return worst
 
 
 def ulp(values: Array, dtype: str = "float32") -> Array:

@@ -27,11 +27,9 @@ from tests.support.caches import (
 )
 from tests.support.internals import (
     FLOAT32,
-    Device,
     ForwardTypes,
     RowShape,
     _compile,
-    _pool,
     compiler,
     cpu_forward,
 )
@@ -235,9 +233,8 @@ def test_headers_are_prepared_once_for_many_builds(tmp_path):
     makes = f'case "$*" in *c++-header*) echo made >> "{log}"; echo half > "$last"; exit;; esac'
     with separate_cache(tmp_path, f"{ANSWERS}{makes}\n{copies()}") as cache:
         for _ in range(2):
-            _pool.compile_concurrently([], Device("cpu", 0), 1, lambda: None, with_headers=True)
+            _compile.prepare_headers()
             assert len([*cache.glob("headers-*.h.gch")]) == 1
-        _pool.compile_concurrently([], Device("cpu", 0), 1, lambda: None)
     assert log.read_text() == "made\n"
 
 

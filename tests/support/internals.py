@@ -45,7 +45,7 @@ from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import device as _demo_device
 from cunorm._demo import inputs as _demo_inputs
 from cunorm._demo import plot as _demo_plot
-from cunorm._demo.operators import operators, worst_error
+from cunorm._demo.operators import operators
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
@@ -143,7 +143,6 @@ __all__ = [
     "thread_count",
     "view_at",
     "workspace_size",
-    "worst_error",
 ]
 
 # Of each operator, scalars as a public function gives them.

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from itertools import product
 from pathlib import Path
 
@@ -111,17 +112,26 @@ def test_it_prints_the_version(capsys):
 @posix
 @compiles
 @pytest.mark.parametrize(
-    "command", ["demo --device cpu", "warmup --op l2_norm --width 8 --dtype float32 --device cpu"]
+    ("command", "done_before"),
+    [
+        ("demo --device cpu", 0),
+        ("demo --device cpu", 4),
+        ("warmup --op l2_norm --width 8 --dtype float32 --device cpu", 0),
+    ],
 )
-def test_an_interrupt_is_quiet_and_ends_the_compilers(command, tmp_path):
-    children, once = tmp_path / "children", tmp_path / "once"
+def test_an_interrupt_is_quiet_and_ends_the_compilers(command, done_before, tmp_path):
+    children, once, runs = tmp_path / "children", tmp_path / "once", tmp_path / "runs"
     once.touch()
     interrupts = f'rm "{once}" && kill -s INT $PPID'
-    hangs = f'{ANSWERS}sleep 60 & echo $! >> "{children}"; {interrupts}; wait'
+    compiles = f'echo >> "{runs}"; [ $(wc -l < "{runs}") -le {done_before} ] && exec $real "$@"\n'
+    hangs = f'{ANSWERS}{compiles}sleep 60 & echo $! >> "{children}"; {interrupts}; wait'
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    code += "from cunorm.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    code += "from tests.support.internals import _processes, main; _processes._PATIENCE = 60;"
+    code += "sys.exit(main(sys.argv[1:]))"
     cache = os.fspath(tmp_path / "cache")
+    start = time.monotonic()
     done = python("-c", code, *command.split(), CXX=script(tmp_path, hangs), CUNORM_CACHE_DIR=cache)
+    assert time.monotonic() - start < 30, "what waits for a compiler is waited for"
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
     assert "Interrupt" not in done.stderr

@@ -172,7 +172,7 @@ def call_concurrently(
     Each runs in a thread, which no signal interrupts, so an interrupt knows every compiler.
     If they take longer than `patience` seconds, call `announce`.
     """
-    stop, end = Stop(), time.monotonic() + patience
+    stop, end = getattr(_of_thread, "stop", None) or Stop(), time.monotonic() + patience
     tasks = [Task(call, stop) for call in calls]
     try:
         for task in tasks:

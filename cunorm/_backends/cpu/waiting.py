@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Prints a line to standard error, once in a process, if the user has to wait for the compiler."""
+"""One line of the logger `cunorm`, once in a process, if the user has to wait for the compiler."""
 
-import sys
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event
@@ -14,14 +14,10 @@ is_announced = Event()  # also set by callers that inform the user themselves
 
 
 def announce_compile(builds: Sequence[KernelBuild]) -> None:
-    """Print what is being compiled."""
-    if is_announced.is_set() or sys.stderr is None:
-        return
-    is_announced.set()
-    names = " and ".join(dict.fromkeys(build.kernel for build in builds))
-    with suppress(OSError, ValueError):  # a stream that was closed
-        print(
-            f"cunorm compiles {names}, once for this machine; cunorm.warmup does so ahead",
-            file=sys.stderr,
-            flush=True,
-        )
+    """Log what is being compiled: on standard error, if the user has not set up logging."""
+    if not is_announced.is_set():
+        is_announced.set()
+        names = " and ".join(dict.fromkeys(build.kernel for build in builds))
+        text = "cunorm compiles %s, once for this machine; cunorm.warmup does so ahead"
+        with suppress(OSError, ValueError):  # a stream that was closed
+            logging.getLogger("cunorm").warning(text, names)
