@@ -73,26 +73,17 @@ def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
     return spec
 
 
-def dispatch(
-    op: OpDef[SpecT],
-    scalars: tuple[Any, ...],
-    inputs: tuple[Any, ...],
-    *,
-    y: Any = None,
-    out: tuple[Any, ...] | None = None,
-    workspace: Any = None,
-) -> list[Any]:
+def dispatch(op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
     """Make a call, and return its outputs.
 
-    The scalars are those that the caller gives, for `op.parse`. `out` has an array or None for each
-    output; `y` alone is the first of them.
+    The scalars are those that the caller gives, for `op.parse`; the arrays are its inputs, an array
+    or None for each output, and a workspace or None.
     """
     try:
         spec = op.parse(*scalars)
     except TypeError:
         spec = parse(op, scalars)
-    results = (y, *op.no_outputs[1:]) if out is None else out
-    return dispatch_spec(op, spec, (*inputs, *results, workspace))
+    return dispatch_spec(op, spec, arrays)
 
 
 def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> list[Any]:

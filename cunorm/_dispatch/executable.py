@@ -37,9 +37,8 @@ class Loaded(NamedTuple):
     resized: Callable[[int], Run | None] = lambda rows: None
 
 
-# An output's slot and allocator, the slot of the array that this is given, whether that array has
-# the output's spec, and the spec.
-_Allocation = tuple[int, Callable[[Any], Any], int, bool, TensorSpec]
+# An output's slot, its allocator, and the slot of the array that this is given.
+_Allocation = tuple[int, Callable[[Any], Any], int]
 
 
 class Executable:
@@ -63,6 +62,7 @@ class Executable:
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
         self._pointer = self._adapter.pointer
+        self._have_models: set[int] = set()  # slots of outputs that are like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
@@ -74,7 +74,7 @@ class Executable:
             self._last_checked = pointers[:]
         copies = self._copies(arrays, pointers) if self._copied else None
         slots = [*arrays]
-        for slot, allocate, model, *_ in self._allocations:
+        for slot, allocate, model in self._allocations:
             array = slots[slot] = allocate(arrays[model])
             pointers[slot] = self._pointer(array)
         if self._run is not None:
@@ -141,16 +141,16 @@ class Executable:
         another.__dict__.update(self.__dict__)
         another._run, another._last_checked, another._allocations = run, [], []
         statistic = None  # mean and rstd are allocated alike
-        for allocation in self._allocations:
-            slot, allocate, model, has_model, spec = allocation
-            kind = self._kinds[slot]
+        for allocation, output in zip(self._allocations, self._outputs, strict=True):
+            slot, allocate, model = allocation
+            kind, has_model = self._kinds[slot], slot in self._have_models
             if kind is Kind.STATISTIC and statistic is not None:
                 allocate = statistic
             elif not (kind is Kind.PARAMETER or (has_model and adapter.allocates_like)):
-                allocate = adapter.allocator(of_rows(spec, kind), has_model=has_model)
+                allocate = adapter.allocator(of_rows(output.spec, kind), has_model=has_model)
             if kind is Kind.STATISTIC:
                 statistic = allocate
-            another._allocations.append((slot, allocate, model, has_model, spec))
+            another._allocations.append((slot, allocate, model))
         if self._has_given:
             specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
             given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
@@ -172,7 +172,9 @@ class Executable:
         model = next(models, None)
         with _naming(self._overlaps.function, spec):
             allocate = adapter.allocator(spec, has_model=model is not None)
-        return slot, allocate, model or 0, model is not None, spec
+        if model is not None:
+            self._have_models.add(slot)
+        return slot, allocate, model or 0
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from cunorm._core.kernel_types import KernelTypes
 from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
 from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
+from cunorm.results import GroupNormForward
 
 TABLE = OperandTable(
     Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
@@ -34,6 +35,21 @@ TABLE = OperandTable(
 def forward_inputs(x: Any, *, weight: Any = None, bias: Any = None) -> tuple[Any, ...]:
     """Return the arrays of a forward in the order of the table."""
     return (x, weight, bias)
+
+
+def forward_arrays(
+    x: Any,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    y: Any = None,
+    out: GroupNormForward[Any] | None = None,
+    workspace: Any = None,
+) -> tuple[Any, ...]:
+    """Return inputs, results and the workspace; a result is None, y may be given alone."""
+    if out is not None:
+        return (x, weight, bias, *out, workspace)
+    return (x, weight, bias, y, None, None, workspace)
 
 
 def backward_inputs(

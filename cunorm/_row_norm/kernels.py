@@ -11,6 +11,7 @@ from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, 
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import RowLayout
 from cunorm._row_norm.geometry import Geometry
+from cunorm.results import NormForward, NormGrads
 
 # What a backward takes as x is what was normalised: the new residual stream, if there is one.
 TABLE = OperandTable(
@@ -32,6 +33,7 @@ TABLE = OperandTable(
         *("rstd", Kind.STATISTIC), is_result=True, is_required=True, is_saved=True, has_macro=False
     ),
 )
+NO_GRADS = (None,) * len(TABLE.backward_results)
 
 
 def forward_inputs(
@@ -41,7 +43,23 @@ def forward_inputs(
     return (x, weight, bias, gate, residual)
 
 
-def backward_inputs(
+def forward_arrays(
+    x: Any,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    gate: Any = None,
+    residual: Any = None,
+    y: Any = None,
+    out: NormForward[Any] | None = None,
+) -> tuple[Any, ...]:
+    """Return inputs, results and no workspace; a result is None, y may be given alone."""
+    if out is not None:
+        return (x, weight, bias, gate, residual, *out, None)
+    return (x, weight, bias, gate, residual, y, None, None, None, None)
+
+
+def backward_arrays(
     dy: Any,
     x: Any,
     *,
@@ -51,9 +69,12 @@ def backward_inputs(
     d_residual: Any = None,
     mean: Any = None,
     rstd: Any,
+    out: NormGrads[Any] | None = None,
+    workspace: Any = None,
 ) -> tuple[Any, ...]:
-    """Return the arrays of a backward in the order that follows from the table."""
-    return (dy, d_residual, x, weight, bias, gate, mean, rstd)
+    """Return inputs in the order that follows from the table, results and the workspace."""
+    results = NO_GRADS if out is None else out
+    return (dy, d_residual, x, weight, bias, gate, mean, rstd, *results, workspace)
 
 
 class Formula(NamedTuple):
