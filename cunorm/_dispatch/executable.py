@@ -13,6 +13,7 @@ from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import (
+    Arrays,
     ArrayView,
     Shape,
     TensorSpec,
@@ -65,7 +66,7 @@ class Executable:
         self._have_models: set[int] = set()  # slots of outputs that are like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
 
-    def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
+    def run(self, arrays: Arrays, pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
         if self._has_given and pointers != self._last_checked:
             if pointers[-1] & 15:
@@ -86,7 +87,7 @@ class Executable:
             slots[slot] = slots[source]
         return slots[self._results]
 
-    def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
+    def _copies(self, arrays: Arrays, pointers: list[int]) -> list[ArrayView]:
         """Copy inputs that kernels cannot read where they lie, and return the copies."""
         copies = []
         for slot in self._copied:
@@ -99,7 +100,7 @@ class Executable:
             copies.append(view)
         return copies
 
-    def run_views(self, arrays: tuple[Any, ...], views: Views) -> list[Any]:
+    def run_views(self, arrays: Arrays, views: Views) -> list[Any]:
         """Run on arrays of any libraries, and return the outputs."""
         self._overlaps.check(pointers_of(views))
         for slot, axes in self._axes.items():

@@ -2,14 +2,14 @@
 """The row norms' operands; the macros of their kernels' builds, and the argument structs."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel_types import KernelTypes, type_macros
 from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import RowLayout
+from cunorm._core.tensor import Arrays, RowLayout
 from cunorm._row_norm.geometry import Geometry
 from cunorm.results import NormForward, NormGrads
 
@@ -37,22 +37,27 @@ NO_GRADS = (None,) * len(TABLE.backward_results)
 
 
 def forward_inputs(
-    x: Any, *, weight: Any = None, bias: Any = None, gate: Any = None, residual: Any = None
-) -> tuple[Any, ...]:
+    x: object,
+    *,
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    residual: object = None,
+) -> Arrays:
     """Return the arrays of a forward in the order of the table."""
     return (x, weight, bias, gate, residual)
 
 
 def forward_arrays(
-    x: Any,
+    x: object,
     *,
-    weight: Any = None,
-    bias: Any = None,
-    gate: Any = None,
-    residual: Any = None,
-    y: Any = None,
-    out: NormForward[Any] | None = None,
-) -> tuple[Any, ...]:
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    residual: object = None,
+    y: object = None,
+    out: NormForward[object] | None = None,
+) -> Arrays:
     """Return inputs, results and no workspace; a result is None, y may be given alone."""
     if out is not None:
         return (x, weight, bias, gate, residual, *out, None)
@@ -60,18 +65,18 @@ def forward_arrays(
 
 
 def backward_arrays(
-    dy: Any,
-    x: Any,
+    dy: object,
+    x: object,
     *,
-    weight: Any = None,
-    bias: Any = None,
-    gate: Any = None,
-    d_residual: Any = None,
-    mean: Any = None,
-    rstd: Any,
-    out: NormGrads[Any] | None = None,
-    workspace: Any = None,
-) -> tuple[Any, ...]:
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    d_residual: object = None,
+    mean: object = None,
+    rstd: object,
+    out: NormGrads[object] | None = None,
+    workspace: object = None,
+) -> Arrays:
     """Return inputs in the order that follows from the table, results and the workspace."""
     results = NO_GRADS if out is None else out
     return (dy, d_residual, x, weight, bias, gate, mean, rstd, *results, workspace)
