@@ -6,7 +6,7 @@ and alignment. The cache has an Executable for both. No address is part of its k
 norms on contiguous arrays that differ in the number of rows alone are planned once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -265,7 +265,7 @@ def _loaded(
     if device.kind == "cpu":
         return cpu_loaded(op, spec, plan, caps)
     lowered = plan.lower(caps, alignments)
-    launcher = cuda.Launcher.of(lowered.calls(), device)
+    launcher = cuda.Launcher.load(lowered.calls(), device)
 
     def resized(rows: int) -> Run | None:
         sizes = lowered.sizes(rows)
@@ -279,14 +279,14 @@ def _loaded(
 def _cuda_run(
     start: cuda.Launcher, workspace_bytes: int, adapter: ArrayAdapter, device: Device
 ) -> Run:
-    memory = bytes_spec(workspace_bytes, device) if workspace_bytes else None
+    spec = bytes_spec(workspace_bytes, device) if workspace_bytes else None
 
     def run(pointers: Pointers) -> None:
-        if memory is None or pointers[-1]:
+        if spec is None or pointers[-1]:
             start(pointers, adapter.stream(device))
         else:
             # The allocator may give it away again at once: to what the same stream does later.
-            workspace = adapter.allocate(memory)
+            workspace = adapter.allocate(spec)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
 
     return run

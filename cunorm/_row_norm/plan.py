@@ -83,7 +83,7 @@ def _forward_kernel(
 ) -> RowKernel:
     operands = inputs | results
     formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
-    types = ForwardTypes.of(operands, compute, formula=formula)
+    types = ForwardTypes.from_specs(operands, compute, formula=formula)
     width = geometry.rows.width
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
     return row_kernel(types, geometry, operands, numbers)
@@ -191,7 +191,7 @@ def _backward_kernel(
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = reads | results
-    types = BackwardTypes.of(operands, compute, formula=formula)
+    types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
     return row_kernel(types, geometry, operands, numbers)
 

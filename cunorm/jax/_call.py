@@ -31,7 +31,7 @@ class Call(NamedTuple):
     inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
 
     @classmethod
-    def of(
+    def on(
         cls, op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Array | ShapeDtypeStruct | None]
     ) -> "Call":
         """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""

@@ -99,8 +99,8 @@ def test_what_a_call_of_any_rows_depends_on_makes_another_plan(planned):
                 with pytest.raises(ValueError, match=r"^layer_norm_backward: \w+ has shape "):
                     call.make(**{key: wrong})
     assert_same(call.make(), call_uncached(call.make))
-    wide = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
-    assert_same(call.make(**wide), call_uncached(lambda: call.make(**wide)))
+    in_float64 = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
+    assert_same(call.make(**in_float64), call_uncached(lambda: call.make(**in_float64)))
 
 
 def test_a_square_array_has_no_parameter_that_is_taken_for_a_statistic(planned):
