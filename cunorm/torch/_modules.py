@@ -16,6 +16,7 @@ from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 from cunorm.torch._module_options import (
     autocast_dtype,
+    changed_options,
     options_of,
     refuse_shape,
     row_axis,
