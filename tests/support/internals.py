@@ -36,16 +36,18 @@ from cunorm._core import memo as _memo
 from cunorm._core import types as _types
 from cunorm._core.build import ArgsWriter, KernelArgs, KernelBuild, Launch
 from cunorm._core.caps import MAX_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
-from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, compute_type
 from cunorm._core.memo import OnceMap
+from cunorm._core.operands import Kind
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall
-from cunorm._core.tensor import ArrayView, Device
+from cunorm._core.tensor import ArrayView, Device, optional_contiguous
 from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import device as _demo_device
 from cunorm._demo import inputs as _demo_inputs
 from cunorm._demo import plot as _demo_plot
 from cunorm._demo.operators import operators
+from cunorm._dispatch import parse
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
@@ -71,6 +73,8 @@ __all__ = [
     "LAYOUTS",
     "MAX_SMS",
     "NONE",
+    "ROW_BACKWARD",
+    "ROW_FORWARD",
     "SCALARS",
     "ArgsWriter",
     "BackwardTypes",
@@ -123,6 +127,7 @@ __all__ = [
     "_warmup",
     "cache_folder",
     "compiler",
+    "contiguous_plan",
     "cpu_forward",
     "cpu_launch",
     "cuda_backward",
@@ -155,6 +160,46 @@ SCALARS = {
         (GROUP_BACKWARD, _group_spec.backward_scalars("group_norm", 2, None, -1)),
     )
 }
+
+
+def contiguous_plan(op, rng):
+    """Return a function of the number of rows that plans one drawn call on contiguous arrays."""
+    width, groups = rng.choice([1, 8, 72, 1000, 4096, 9000, 40_000]), 1
+    if rng.random() < 0.3:
+        groups = rng.choice([one for one in (2, 4, 8) if width % one == 0] or [1])
+    options = _row_spec.RowOptions(-1, groups)
+    if op is ROW_FORWARD:
+        scalars = _row_spec.forward_scalars("f", options, saves=rng.random() < 0.5)
+    else:
+        needs = tuple(name for name in _row_spec.NEEDS if rng.random() < 0.7) or ("weight",)
+        scalars = _row_spec.backward_scalars("f", options, needs=needs)
+    spec = parse(op, scalars)
+    # mean is of centered rows alone, and statistics are float64 where x is.
+    x = rng.choice([*DTYPES.values()])
+    dtypes = {
+        slot.name: rng.choice([*DTYPES.values()])
+        for slot in op.input_slots
+        if slot.name != "mean" and (slot.is_required or rng.random() < 0.5)
+    }
+    dtypes["x"] = x
+    if "rstd" in dtypes:
+        dtypes["rstd"] = compute_type(x)
+
+    def plan_of(rows):
+        shapes = {
+            Kind.LIKE_X: (rows, width),
+            Kind.PARAMETER: (width,),
+            Kind.STATISTIC: (rows, groups) if groups > 1 else (rows,),
+        }
+        specs = [
+            optional_contiguous(shapes[slot.kind], dtypes.get(slot.name), Device("meta", 0))
+            for slot in op.input_slots
+        ]
+        return op.plan(spec, (*specs, *op.no_outputs))
+
+    return plan_of
+
+
 _CPU = CpuCaps(last_cache_bytes=32 << 20)
 
 

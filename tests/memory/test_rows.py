@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""A new number of rows of contiguous arrays makes no plan, and gives what its own plan gives."""
+
+from __future__ import annotations
+
+import random
+from struct import unpack_from
+
+import numpy as np
+import pytest
+
+from tests import softgpu
+from tests.support.calls import NORMS, assert_same, call_of, call_uncached
+from tests.support.gpus import ARCHITECTURES, limits_of
+from tests.support.internals import ROW_BACKWARD, ROW_FORWARD, CpuCaps, _dispatch, contiguous_plan
+from tests.support.operands import at
+
+SEVERAL = (2, 3, 15, 16, 17, 64, 100, 1000)
+every_norm = pytest.mark.parametrize("name", NORMS)
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Return a list that gets the shape of x in each call that is planned; it begins with none."""
+    shapes, plan = [], _dispatch._planned
+    monkeypatch.setattr(
+        _dispatch,
+        "_planned",
+        lambda op, *rest: shapes.append(rest[1][op.x].shape) or plan(op, *rest),
+    )
+    _dispatch.clear_calls()
+    yield shapes
+    _dispatch.clear_calls()
+
+
+def kinds_of_arrays():
+    """Return the kinds, CuPy where there is a GPU or the software GPU."""
+    return ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)]
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@every_norm
+@pytest.mark.parametrize("kind", kinds_of_arrays())
+def test_a_new_number_of_rows_is_not_planned_and_has_the_results_of_its_own_plan(
+    name, kind, planned
+):
+    call_of(name, (40, 72), kind).make()
+    for shape in ((41, 72), (16, 72), (100, 72), (17, 72)):
+        call, count = call_of(name, shape, kind), len(planned)
+        found = call.make()
+        assert len(planned) == count
+        with at(shape):
+            assert_same(found, call_uncached(call.make))
+            assert_same(call.make(), found)
+
+
+@pytest.mark.parametrize("kind", kinds_of_arrays())
+def test_several_leading_axes_and_groups_and_axes_of_a_row(kind, planned):
+    for options, width in (({"groups": 3}, 72), ({"axis": -2}, 24)):
+        for shape in ((5, 7, 3, width), (2, 9, 3, width), (1, 40, 3, width), (4, 1, 3, width)):
+            call = call_of("l2_norm_forward", shape, kind, **options)
+            assert_same(call.make(), call_uncached(call.make))
+
+
+@every_norm
+def test_given_outputs_are_written_and_may_be_exactly_what_they_may_be(name, planned):
+    call_of(name, (40, 72)).run()
+    call = call_of(name, (50, 72))
+    for parts in call.parts():
+        call.run(without=parts)
+    assert_same(call.run(), call_uncached(call.make))
+
+
+def test_an_output_that_overlaps_an_input_is_an_error_for_each_number_of_rows():
+    memory = np.ones(80 * 72, np.float32)
+    for rows in (40, 41, 42):
+        x = memory[: rows * 72].reshape(rows, 72)
+        call = call_of("rms_norm", (rows, 72))
+        call.make(x=x, out=x)
+        out = memory[72 : (rows + 1) * 72].reshape(rows, 72)
+        with pytest.raises(ValueError, match="^rms_norm: out overlaps x, expected memory"):
+            call.make(x=x, out=out)
+        apart = np.empty_like(x)
+        assert call.make(x=x, out=apart) is apart
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+def test_what_a_call_of_any_rows_depends_on_makes_another_plan(planned):
+    """Wrong arrays are errors as ever, where a right call of other rows was planned before."""
+    call_of("layer_norm_backward", (40, 72)).make()
+    call = call_of("layer_norm_backward", (41, 72))
+    for key, array in call.arrays.items():
+        if isinstance(array, np.ndarray):
+            for wrong in (array[:-1].copy(), np.concatenate([array, array]), array[..., None]):
+                with pytest.raises(
+                    ValueError, match="^layer_norm_backward: .* has shape .*, expected"
+                ):
+                    call.make(**{key: wrong})
+    assert_same(call.make(), call_uncached(call.make))
+    wide = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
+    assert_same(call.make(**wide), call_uncached(lambda: call.make(**wide)))
+
+
+def test_a_square_array_has_no_parameter_that_is_taken_for_a_statistic(planned):
+    """Of x of 72 by 72, weight and rstd have one shape; of 40 by 72 they have not."""
+    for rows in (72, 40, 72, 41):
+        call = call_of("layer_norm_forward", (rows, 72))
+        found = call.make()
+        assert found.rstd.shape == (rows,)
+        assert_same(found, call_uncached(call.make))
+
+
+@pytest.mark.gpu
+def test_misaligned_rows_have_a_plan_of_their_own(planned):
+    import cupy
+
+    for offset in (0, 1, 2, 4):
+        for rows in (40, 41):
+            memory = cupy.asarray(np.arange(rows * 72 + 4, dtype=np.float16) % 7)
+            x = memory[offset : offset + rows * 72].reshape(rows, 72)
+            call = call_of("rms_norm", (rows, 72), "cupy")
+            assert_same(call.make(x=x), call_uncached(lambda c=call, x=x: c.make(x=x)))
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="counts plans of the software GPU's caps")
+def test_a_gpu_lowers_nothing_for_a_new_number_of_rows(planned):
+    for name in NORMS:
+        call_of(name, (40, 72), "cupy").make()
+        count = len(planned)
+        for rows in SEVERAL:
+            call_of(name, (rows, 72), "cupy").make()
+        assert len(planned) == count, name
+
+
+CPUS = [CpuCaps(last_cache_bytes=size) for size in (1 << 16, 32 << 20)]
+MACHINES = [one for limits in map(limits_of, ARCHITECTURES) for one in (*CPUS, limits)]
+
+
+@pytest.mark.parametrize("op", [ROW_FORWARD, ROW_BACKWARD], ids=lambda op: op.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_other_rows_change_is_what_their_own_plan_has(op, seed):
+    rng = random.Random(f"{op.name} {seed}")
+    same, other = 0, 0
+    for number in range(84):
+        plan_of = contiguous_plan(op, rng)
+        caps = MACHINES[number % len(MACHINES)]
+        rows = rng.sample([*range(2, 20), 255, 256, 257, 4000, 100_003], 5)
+        lowered = plan_of(rows[0]).lower(caps, None)
+        for count in rows:
+            own, sizes = plan_of(count).lower(caps, None), lowered.sizes(count)
+            builds = [[one.build for one in low.launches] for low in (own, lowered)]
+            if sizes is None:
+                assert builds[0] != builds[1]
+                other += 1
+                continue
+            same += 1
+            assert builds[0] == builds[1]
+            assert sizes.workspace == own.workspace
+            each = zip(own.calls(), lowered.calls(), sizes.calls, strict=True)
+            for expected, before, size in each:
+                assert (size.grid, size.work) == (expected.launch.grid, expected.work)
+                assert expected.parts == before.parts
+                assert expected.args.relocations == before.args.relocations
+                assert words_of(expected.args) == words_of(before.args, size.words)
+    assert same > 100
+    assert other > 2
+
+
+def words_of(args, words=None):
+    """Return the words of arguments, some of them replaced."""
+    found = [*unpack_from(f"<{len(args.data) // 8}q", args.data)]
+    for word, value in zip(args.sized, words or [found[word] for word in args.sized], strict=True):
+        found[word] = value
+    return found
