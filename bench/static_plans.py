@@ -181,9 +181,9 @@ def _group_launches(
     plan_of = group_builds.forward_plan if direction == "forward" else group_builds.backward_plan
     plan = plan_of(operator.name, options, samples, channels, _GPU)
     kernel, params = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
-    schedule = cuda_schedule(kernel.types, kernel.where, kernel.access(None), caps)
+    schedule = cuda_schedule(kernel.types, kernel.sizes, kernel.access(None), caps)
     sizes = _Sizes(0, samples, schedule.chunk)
-    parts, pitch = samples * schedule.parts, kernel.where.pitch
+    parts, pitch = samples * schedule.parts, kernel.sizes.pitch
     launches = list(plan.lower(caps, None).launches)
     param_grad = [(launches.pop(), _Sizes(0))] if params.outputs else []
     return [

@@ -9,11 +9,29 @@ from struct import unpack_from
 import numpy as np
 import pytest
 
+import cunorm
 from tests import softgpu
-from tests.support.calls import NORMS, assert_same, call_of, call_uncached
+from tests.support.calls import (
+    NORMS,
+    arrays_of,
+    assert_same,
+    call_of,
+    call_uncached,
+    host,
+    kinds,
+    strides_of,
+    to,
+)
 from tests.support.gpus import ARCHITECTURES, limits_of
-from tests.support.internals import ROW_BACKWARD, ROW_FORWARD, CpuCaps, _dispatch, contiguous_plan
-from tests.support.operands import at
+from tests.support.internals import (
+    ROW_BACKWARD,
+    ROW_FORWARD,
+    CpuCaps,
+    _cpu,
+    _dispatch,
+    contiguous_plan,
+)
+from tests.support.operands import at, draw
 
 SEVERAL = (2, 3, 15, 16, 17, 64, 100, 1000)
 every_norm = pytest.mark.parametrize("name", NORMS)
@@ -74,16 +92,37 @@ def test_given_outputs_are_written_and_may_be_exactly_what_they_may_be(name, pla
 
 
 def test_an_output_that_overlaps_an_input_is_an_error_for_each_number_of_rows():
-    memory = np.ones(80 * 72, np.float32)
-    for rows in (40, 41, 42):
+    memory = np.ones(90 * 72, np.float32)
+    for rows in (40, 41, 42, 30):
         x = memory[: rows * 72].reshape(rows, 72)
         call = call_of("rms_norm", (rows, 72))
         call.make(x=x, out=x)
-        out = memory[72 : (rows + 1) * 72].reshape(rows, 72)
-        with pytest.raises(ValueError, match=r"^rms_norm: out overlaps x, "):
-            call.make(x=x, out=out)
-        apart = np.empty_like(x)
+        for first in (1, rows - 1):
+            out = memory[first * 72 :][: rows * 72].reshape(rows, 72)
+            with pytest.raises(ValueError, match=r"^rms_norm: out overlaps x, "):
+                call.make(x=x, out=out)
+        apart = memory[rows * 72 :][: rows * 72].reshape(rows, 72)
         assert call.make(x=x, out=apart) is apart
+
+
+def test_a_cpu_has_the_blocks_and_the_workspace_of_each_number_of_rows(planned, monkeypatch):
+    sizes, take = [], _cpu.take
+
+    def take_filled(size):
+        sizes.append(size)
+        piece = take(max(size, 1 << 20))
+        piece.array.fill(np.nan)
+        return piece
+
+    monkeypatch.setattr(_cpu, "take", take_filled)
+    call_of("layer_norm_backward", (40, 72)).make()
+    for rows in (1000, 41, 2000):
+        call, count = call_of("layer_norm_backward", (rows, 72)), len(planned)
+        found = call.make()
+        assert len(planned) == count
+        assert_same(found, call_uncached(call.make))
+        assert sizes[-2] == sizes[-1]
+    assert len({*sizes}) == 3
 
 
 # --- what does not fit ----------------------------------------------------------------------------
@@ -110,6 +149,26 @@ def test_a_square_array_has_no_parameter_that_is_taken_for_a_statistic(planned):
         found = call.make()
         assert found.rstd.shape == (rows,)
         assert_same(found, call_uncached(call.make))
+
+
+@pytest.mark.parametrize("kind", kinds_of_arrays())
+def test_arrays_that_are_not_contiguous_have_plans_of_their_own(kind, planned):
+    call_of("layer_norm_backward", (40, 72), kind).make()
+    call = call_of("layer_norm_backward", (41, 72), kind)
+    for key, array in arrays_of(call.arrays).items():
+        apart = {key: to(kind, np.stack([host(array)] * 2, axis=-1))[..., 0]}
+        count = len(planned)
+        assert_same(call.make(**apart), call_uncached(lambda given=apart: call.make(**given)))
+        assert len(planned) == count + 2, key
+
+
+@kinds  # CuPy gives such an axis the stride that it has in C order
+def test_strides_along_an_axis_of_one_element_do_not_count_for_other_rows(kind, planned):
+    array = to(kind, draw("x", (1, 40, 24), "float32"))
+    odd, even = array.swapaxes(0, 1), array.reshape(20, 2, 24)
+    assert strides_of(odd) != strides_of(array.reshape(40, 1, 24))
+    for x in (even, odd, even[:10], odd[:30]):
+        assert_same(cunorm.rms_norm(x), call_uncached(cunorm.rms_norm, x))
 
 
 @pytest.mark.gpu
