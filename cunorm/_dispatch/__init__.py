@@ -146,7 +146,8 @@ def _executable(
         if resized is not None:
             return resized
     executable = _planned(op, spec, arrays, _views(op, spec, arrays))
-    planned.append(executable)
+    if executable.has_other_rows:
+        planned.append(executable)
     return executable
 
 

@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
 
     run: Run
     # Returns the same for another number of rows, None where that takes other builds.
-    resized: Callable[[int], Run | None] = lambda rows: None
+    resized: Callable[[int], Run | None] | None = None
 
 
 # An output's slot, its allocator, and the slot of the array that this is given.
@@ -54,7 +54,7 @@ class Executable:
         loaded: Loaded | None,
     ) -> None:
         self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
-        self._overlaps, self._loaded, self._kinds = overlaps, loaded, op.kinds
+        self._overlaps, self._kinds = overlaps, op.kinds
         self._run = loaded and loaded.run  # None: no kernel runs
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
         self._results = slice(op.first_output, op.array_count - 1)
@@ -62,6 +62,7 @@ class Executable:
         self._last_checked: list[int] = []  # addresses of the last call with such
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
+        self._resize = loaded.resized if loaded and not self._copied else None
         self._pointer = self._adapter.pointer
         self._have_models: set[int] = set()  # slots of outputs that are like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
@@ -121,13 +122,18 @@ class Executable:
             slots[slot] = slots[source]
         return slots[self._results]
 
+    @property
+    def has_other_rows(self) -> bool:
+        """Whether `resized` may return something."""
+        return self._resize is not None
+
     def resized(self, x_shape: Shape, leading_axes: int) -> "Executable | None":
         """Return this for contiguous arrays whose x has other rows, along its first axes.
 
         None where that takes other builds.
         """
-        run = self._loaded and self._loaded.resized(prod(x_shape[:leading_axes]))
-        if run is None or self._copied:
+        run = self._resize and self._resize(prod(x_shape[:leading_axes]))
+        if run is None:
             return None
         adapter, rows, strides = self._adapter, x_shape[:leading_axes], contiguous_strides(x_shape)
 

@@ -135,6 +135,8 @@ def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> T
     operands: dict[str, Any] = {
         slot.name: array for slot, array in zip(op.input_slots, arrays, strict=True)
     }
+    if pair.is_rows:
+        spec.check_options(operands)
     x, names = operands["x"], [slot.name for slot in op.result_slots]
     dtypes = spec.result_dtypes(
         dict.fromkeys(names)
