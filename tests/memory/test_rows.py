@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from struct import unpack_from
 
 import numpy as np
@@ -181,6 +182,21 @@ def test_misaligned_rows_have_a_plan_of_their_own(planned):
             x = memory[offset : offset + rows * 72].reshape(rows, 72)
             call = call_of("rms_norm", (rows, 72), "cupy")
             assert_same(call.make(x=x), call_uncached(lambda c=call, x=x: c.make(x=x)))
+
+
+@pytest.mark.parametrize("why", ["no compiler", "no output is wanted", "a copy is read"])
+def test_calls_that_give_no_other_rows_are_not_kept_for_them(why, planned, monkeypatch):
+    kept = []
+    monkeypatch.setattr(_dispatch, "rows_entry", lru_cache()(lambda *key: kept))
+    if why == "no compiler":
+        monkeypatch.setattr(_dispatch, "has_compiler", lambda: False)
+    for rows in (40, 41):
+        call = call_of("rms_norm_backward", (rows, 72))
+        memory = np.zeros(rows * 72 * 4 + 1, np.uint8)
+        misaligned = memory[1:].view(np.float32).reshape(rows, 72)
+        options = {"no output is wanted": {"needs": ()}, "a copy is read": {"x": misaligned}}
+        call.make(**options.get(why, {}))
+    assert len(planned) == 2 and not kept
 
 
 # --- plans ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     CheckpointPolicy,
     checkpoint,
@@ -129,6 +130,25 @@ def test_an_exported_model_gives_the_same_for_any_number_of_rows():
     assert sum("cunorm.group_norm_forward" in target for target in targets) == 1
     for given in (drawn(6, WIDTH), drawn(11, WIDTH)):
         assert torch.equal(exported.module()(given), model(given))
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight_offset": 1.0}, {"gate_activation": "gelu"}, {"gate_position": "pre"}]
+)
+def test_an_option_without_its_operand_is_refused_before_a_call_runs(options):
+    class Wrong(torch.nn.Module):
+        def forward(self, x):
+            return ct.rms_norm(x, **options)
+
+    def refused():
+        return pytest.raises(ValueError, match=r"^rms_norm: \w+ is .*, expected ")
+
+    with refused(), FakeTensorMode():
+        Wrong()(torch.ones(3, 8))
+    with refused():
+        make_fx(Wrong(), tracing_mode="fake")(torch.ones(3, 8))
+    with refused():
+        torch.export.export(Wrong(), (torch.ones(3, 8),))
 
 
 def test_the_import_of_cunorm_torch_leaves_torchs_compiler_alone():
