@@ -121,9 +121,9 @@ def new_view(pointer: int, spec: TensorSpec, owner: object, adapter: ArrayAdapte
     return ArrayView(pointer, spec, owner, adapter, writable=True, is_new=True)
 
 
-def unaligned(where: str, fix: str) -> ValueError:
+def unaligned(subject: str, fix: str) -> ValueError:
     """Return the error for elements that do not lie on multiples of their size."""
     return ValueError(
-        f"{where} has elements at addresses that are no multiples of their size, expected aligned "
-        f"ones: pass {fix}"
+        f"{subject} has elements at addresses that are no multiples of their size, expected "
+        f"aligned ones: pass {fix}"
     )

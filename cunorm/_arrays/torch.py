@@ -194,8 +194,8 @@ def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) ->
         return ValueError(f"{subject} is on device {array.device}, expected cpu or cuda: {fix}")
     if array.dtype not in (*_DTYPES, *more):
         name = str(array.dtype).removeprefix("torch.")
-        is_whole = not (array.dtype.is_floating_point or array.dtype.is_complex)
-        fix = pass_hint(argument, f"{argument}.float()") if is_whole else ""
+        is_integer = not (array.dtype.is_floating_point or array.dtype.is_complex)
+        fix = pass_hint(argument, f"{argument}.float()") if is_integer else ""
         fix = f": pass {argument}.dequantize()" if array.is_quantized else fix
         return TypeError(f"{subject} has dtype {name}, expected {ALLOWED}{fix}")
     if array.is_neg():

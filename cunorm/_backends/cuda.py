@@ -193,7 +193,7 @@ class Launcher:
         self._prepared, self._device = prepared, device
 
     @classmethod
-    def of(cls, calls: Sequence[KernelCall], device: Device) -> "Launcher":
+    def load(cls, calls: Sequence[KernelCall], device: Device) -> "Launcher":
         """Load the kernels."""
         with _cupy().cuda.Device(device.index):
             functions = [_ready(call.launch.build, device.index)[0] for call in calls]

@@ -45,7 +45,7 @@ class KernelTypes:
         return names_of(cls.results, Kind.PARAMETER)
 
     @classmethod
-    def of(cls: type[T], operands: Specs, compute: DType, **scalars: object) -> T:
+    def from_specs(cls: type[T], operands: Specs, compute: DType, **scalars: object) -> T:
         """Return the types of a call's operands."""
         scalars |= {name: optional_dtype(operands[name]) for name in cls._with_macros()}
         scalars |= {name: operands[name] is not None for name in cls.sums()}

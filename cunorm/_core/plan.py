@@ -174,7 +174,8 @@ class OpDef(Generic[SpecT]):
 
 
 # Of the texts in XLA's executables and in graphs of torch.compile, which both keep on disk. Other
-# fields of an OpSpec, or other inputs and outputs of an OpDef, need a higher one.
+# fields of an OpSpec, or other outputs of an OpDef, need a higher one. Another optional input does
+# not: XLA's texts name those that there are, and torch refuses graphs with others.
 TEXT_VERSION = 4
 
 

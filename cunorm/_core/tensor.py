@@ -15,6 +15,7 @@ WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are 
 _UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
 
 Shape = tuple[int, ...]
+Arrays = tuple[Any, ...]  # of a call, some of which may be None
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -13,7 +13,7 @@ from cunorm.reference import round_to
 
 Array = NDArray[Any]
 
-_MOST_ELEMENTS = 1 << 22  # of a user's array: the float64 reference is slow
+_MAX_ELEMENTS = 1 << 22  # of a user's array: the float64 reference is slow
 _LARGEST_GATE = 4.0
 # Of the input, by dtype, so that sums of x * dy * weight do not overflow.
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
@@ -30,7 +30,7 @@ def load(path: Path) -> tuple[Array, str]:
     if array.dtype.kind != "f" or array.ndim == 0 or array.size == 0:
         hint = "; if it is bfloat16, save it as float32" if array.dtype.str[1:] == "V2" else ""
         raise DemoError(f"{what}, expected floats in rows along the last axis{hint}")
-    rows = array.reshape(-1, array.shape[-1])[: max(1, _MOST_ELEMENTS // array.shape[-1])]
+    rows = array.reshape(-1, array.shape[-1])[: max(1, _MAX_ELEMENTS // array.shape[-1])]
     largest, most = float(np.abs(rows).max()), LARGEST["float32"]
     if not largest <= most:
         what += f" with a largest magnitude of {largest}"

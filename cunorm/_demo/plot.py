@@ -145,5 +145,5 @@ def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> Calls:
         return [y, x] if "residual" in given else [y]
 
     upstream = [tensors[name] for name in ("dy", "d_residual") if name in tensors]
-    of = partial(torch.autograd.grad, forward(leaves), [*leaves.values()], retain_graph=True)
-    return {"forward": forward, "backward": lambda: of(upstream)}
+    gradients = partial(torch.autograd.grad, forward(leaves), [*leaves.values()], retain_graph=True)
+    return {"forward": forward, "backward": lambda: gradients(upstream)}

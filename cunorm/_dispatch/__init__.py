@@ -6,7 +6,7 @@ and alignment. The cache has an Executable for both. No address is part of its k
 norms on contiguous arrays that differ in the number of rows alone are planned once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,14 @@ from cunorm._core.memo import memoize
 from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
-from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, bytes_spec, contiguous_strides
+from cunorm._core.tensor import (
+    Arrays,
+    ArrayView,
+    Device,
+    OptionalSpecs,
+    bytes_spec,
+    contiguous_strides,
+)
 from cunorm._dispatch.executable import Executable, Loaded, Pointers, Run, Views, pointers_of
 
 
@@ -35,7 +42,7 @@ from cunorm._dispatch.executable import Executable, Loaded, Pointers, Run, Views
 class CacheEntry:
     """An entry of the cache: a loaded call, or None until it was planned."""
 
-    executable: Any = None
+    executable: Executable | None = None
 
 
 @memoize(maxsize=1024)
@@ -73,29 +80,20 @@ def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
     return spec
 
 
-def dispatch(
-    op: OpDef[SpecT],
-    scalars: tuple[Any, ...],
-    inputs: tuple[Any, ...],
-    *,
-    y: Any = None,
-    out: tuple[Any, ...] | None = None,
-    workspace: Any = None,
-) -> list[Any]:
+def dispatch(op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: Arrays) -> list[Any]:
     """Make a call, and return its outputs.
 
-    The scalars are those that the caller gives, for `op.parse`. `out` has an array or None for each
-    output; `y` alone is the first of them.
+    The scalars are those that the caller gives, for `op.parse`; the arrays are its inputs, an array
+    or None for each output, and a workspace or None.
     """
     try:
         spec = op.parse(*scalars)
     except TypeError:
         spec = parse(op, scalars)
-    results = (y, *op.no_outputs[1:]) if out is None else out
-    return dispatch_spec(op, spec, (*inputs, *results, workspace))
+    return dispatch_spec(op, spec, arrays)
 
 
-def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> list[Any]:
+def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> list[Any]:
     """Make a call of an OpSpec, on inputs, arrays or None for each output, and a workspace."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
@@ -108,13 +106,13 @@ def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> lis
         return _dispatch_views(op, spec, arrays)
     key_parts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *key_parts)
-    executable: Executable | None = entry.executable
+    executable = entry.executable
     if executable is None:
         executable = entry.executable = _executable(op, spec, adapter, arrays, pointers)
     return executable.run(arrays, pointers)
 
 
-def _dispatch_views(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> list[Any]:
+def _dispatch_views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> list[Any]:
     views = _views(op, spec, arrays)
     key_parts = [
         view and (view.spec, view.pointer & 15, view.writable, view.owner is array)
@@ -134,7 +132,7 @@ def _executable(
     op: OpDef[SpecT],
     spec: SpecT,
     adapter: ArrayAdapter,
-    arrays: tuple[Any, ...],
+    arrays: Arrays,
     pointers: list[int],
 ) -> "Executable":
     """Return what runs a call on arrays of one library."""
@@ -156,7 +154,7 @@ def _rows_key(
     op: OpDef[SpecT],
     spec: SpecT,
     adapter: ArrayAdapter,
-    arrays: tuple[Any, ...],
+    arrays: Arrays,
     pointers: list[int],
 ) -> list[Any] | None:
     """Return what calls have in common that differ in their number of rows alone.
@@ -194,7 +192,7 @@ def _rows_key(
     return key
 
 
-def _views(op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Any]) -> Views:
+def _views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> Views:
     """Return the views of all arrays, the workspace too."""
     function, workspace = spec.function, arrays[-1]
     names = (*op.inputs, *spec.output_names)
@@ -202,7 +200,7 @@ def _views(op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Any]) -> Views:
     return [*views, None if workspace is None else view_workspace(function, workspace)]
 
 
-def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Any], views: Views) -> "Executable":
+def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Arrays, views: Views) -> "Executable":
     """Check and plan a call; load its kernels."""
     function, x, workspace = spec.function, views[op.x], views[-1]
     plan = op.plan(spec, tuple([view and view.spec for view in views[:-1]]))
@@ -267,7 +265,7 @@ def _loaded(
     if device.kind == "cpu":
         return cpu_loaded(op, spec, plan, caps)
     lowered = plan.lower(caps, alignments)
-    launcher = cuda.Launcher.of(lowered.calls(), device)
+    launcher = cuda.Launcher.load(lowered.calls(), device)
 
     def resized(rows: int) -> Run | None:
         sizes = lowered.sizes(rows)
@@ -281,14 +279,14 @@ def _loaded(
 def _cuda_run(
     start: cuda.Launcher, workspace_bytes: int, adapter: ArrayAdapter, device: Device
 ) -> Run:
-    memory = bytes_spec(workspace_bytes, device) if workspace_bytes else None
+    spec = bytes_spec(workspace_bytes, device) if workspace_bytes else None
 
     def run(pointers: Pointers) -> None:
-        if memory is None or pointers[-1]:
+        if spec is None or pointers[-1]:
             start(pointers, adapter.stream(device))
         else:
             # The allocator may give it away again at once: to what the same stream does later.
-            workspace = adapter.allocate(memory)
+            workspace = adapter.allocate(spec)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
 
     return run

@@ -13,6 +13,7 @@ from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import (
+    Arrays,
     ArrayView,
     Shape,
     TensorSpec,
@@ -37,9 +38,8 @@ class Loaded(NamedTuple):
     resized: Callable[[int], Run | None] = lambda rows: None
 
 
-# An output's slot and allocator, the slot of the array that this is given, whether that array has
-# the output's spec, and the spec.
-_Allocation = tuple[int, Callable[[Any], Any], int, bool, TensorSpec]
+# An output's slot, its allocator, and the slot of the array that this is given.
+_Allocation = tuple[int, Callable[[Any], Any], int]
 
 
 class Executable:
@@ -63,9 +63,10 @@ class Executable:
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
         self._pointer = self._adapter.pointer
+        self._have_models: set[int] = set()  # slots of outputs that are like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
 
-    def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
+    def run(self, arrays: Arrays, pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
         if self._has_given and pointers != self._last_checked:
             if pointers[-1] & 15:
@@ -74,7 +75,7 @@ class Executable:
             self._last_checked = pointers[:]
         copies = self._copies(arrays, pointers) if self._copied else None
         slots = [*arrays]
-        for slot, allocate, model, *_ in self._allocations:
+        for slot, allocate, model in self._allocations:
             array = slots[slot] = allocate(arrays[model])
             pointers[slot] = self._pointer(array)
         if self._run is not None:
@@ -86,7 +87,7 @@ class Executable:
             slots[slot] = slots[source]
         return slots[self._results]
 
-    def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
+    def _copies(self, arrays: Arrays, pointers: list[int]) -> list[ArrayView]:
         """Copy inputs that kernels cannot read where they lie, and return the copies."""
         copies = []
         for slot in self._copied:
@@ -99,7 +100,7 @@ class Executable:
             copies.append(view)
         return copies
 
-    def run_views(self, arrays: tuple[Any, ...], views: Views) -> list[Any]:
+    def run_views(self, arrays: Arrays, views: Views) -> list[Any]:
         """Run on arrays of any libraries, and return the outputs."""
         self._overlaps.check(pointers_of(views))
         for slot, axes in self._axes.items():
@@ -141,16 +142,16 @@ class Executable:
         another.__dict__.update(self.__dict__)
         another._run, another._last_checked, another._allocations = run, [], []
         statistic = None  # mean and rstd are allocated alike
-        for allocation in self._allocations:
-            slot, allocate, model, has_model, spec = allocation
-            kind = self._kinds[slot]
+        for allocation, output in zip(self._allocations, self._outputs, strict=True):
+            slot, allocate, model = allocation
+            kind, has_model = self._kinds[slot], slot in self._have_models
             if kind is Kind.STATISTIC and statistic is not None:
                 allocate = statistic
             elif not (kind is Kind.PARAMETER or (has_model and adapter.allocates_like)):
-                allocate = adapter.allocator(of_rows(spec, kind), has_model=has_model)
+                allocate = adapter.allocator(of_rows(output.spec, kind), has_model=has_model)
             if kind is Kind.STATISTIC:
                 statistic = allocate
-            another._allocations.append((slot, allocate, model, has_model, spec))
+            another._allocations.append((slot, allocate, model))
         if self._has_given:
             specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
             given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
@@ -172,7 +173,9 @@ class Executable:
         model = next(models, None)
         with _naming(self._overlaps.function, spec):
             allocate = adapter.allocator(spec, has_model=model is not None)
-        return slot, allocate, model or 0, model is not None, spec
+        if model is not None:
+            self._have_models.add(slot)
+        return slot, allocate, model or 0
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations  # help() has the names of the aliases
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GroupNeeds, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._group_norm.kernels import backward_inputs, forward_inputs
+from cunorm._group_norm.kernels import backward_inputs, forward_arrays
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
 from cunorm.results import GroupNormForward, GroupNormGrads
@@ -106,8 +106,8 @@ def group_norm(
     scalars = forward_scalars(
         "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias)
-    return dispatch(GROUP_FORWARD, scalars, inputs, y=out, workspace=workspace)[0]
+    arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
+    return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
 
 def instance_norm(
@@ -150,8 +150,8 @@ def instance_norm(
     scalars = forward_scalars(
         "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias)
-    return dispatch(GROUP_FORWARD, scalars, inputs, y=out, workspace=workspace)[0]
+    arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
+    return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
 
 def group_norm_forward(
@@ -199,9 +199,8 @@ def group_norm_forward(
     scalars = forward_scalars(
         "group_norm_forward", num_groups, activation, channel_axis, eps=eps, dtype=dtype, saves=True
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias)
-    results = dispatch(GROUP_FORWARD, scalars, inputs, out=out, workspace=workspace)
-    return GroupNormForward(*results)
+    arrays = forward_arrays(x, weight=weight, bias=bias, out=out, workspace=workspace)
+    return GroupNormForward(*dispatch(GROUP_FORWARD, scalars, arrays))
 
 
 def group_norm_backward(
@@ -282,5 +281,5 @@ def group_norm_backward(
     norm = ("group_norm_backward", num_groups, activation, channel_axis)
     scalars = backward_scalars(*norm, needs=needs, accumulate=accumulate)
     inputs = backward_inputs(dy, x, weight=weight, bias=bias, mean=mean, rstd=rstd)
-    results = dispatch(GROUP_BACKWARD, scalars, inputs, out=out, workspace=workspace)
-    return GroupNormGrads(*results)
+    arrays = (*inputs, *(out or GroupNormGrads()), workspace)
+    return GroupNormGrads(*dispatch(GROUP_BACKWARD, scalars, arrays))

@@ -4,14 +4,16 @@
 import struct
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel_types import KernelTypes
 from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
+from cunorm._core.tensor import Arrays
 from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
+from cunorm.results import GroupNormForward
 
 TABLE = OperandTable(
     Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
@@ -31,14 +33,29 @@ TABLE = OperandTable(
 )
 
 
-def forward_inputs(x: Any, *, weight: Any = None, bias: Any = None) -> tuple[Any, ...]:
+def forward_inputs(x: object, *, weight: object = None, bias: object = None) -> Arrays:
     """Return the arrays of a forward in the order of the table."""
     return (x, weight, bias)
 
 
+def forward_arrays(
+    x: object,
+    *,
+    weight: object = None,
+    bias: object = None,
+    y: object = None,
+    out: GroupNormForward[object] | None = None,
+    workspace: object = None,
+) -> Arrays:
+    """Return inputs, results and the workspace; a result is None, y may be given alone."""
+    if out is not None:
+        return (x, weight, bias, *out, workspace)
+    return (x, weight, bias, y, None, None, workspace)
+
+
 def backward_inputs(
-    dy: Any, x: Any, *, weight: Any = None, bias: Any = None, mean: Any, rstd: Any
-) -> tuple[Any, ...]:
+    dy: object, x: object, *, weight: object = None, bias: object = None, mean: object, rstd: object
+) -> Arrays:
     """Return the arrays of a backward in the order that follows from the table."""
     return (dy, x, weight, bias, mean, rstd)
 

@@ -40,7 +40,7 @@ from cunorm._group_norm.kernels import (
     group_kernel,
 )
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_result, group_geometry
-from cunorm._group_norm.schedule import MOST_SHARES, SOME_GPUS, cpu_schedule, cuda_schedule
+from cunorm._group_norm.schedule import MAX_SHARES, SOME_GPUS, cpu_schedule, cuda_schedule
 from cunorm._group_norm.spec import (
     GroupBackwardSpec,
     GroupForwardSpec,
@@ -68,7 +68,7 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     dtypes = spec.result_dtypes(dtypes_of(inputs))
     results, outputs = _with_new_results(TABLE.forward_results, given, dtypes, geometry, x, count)
     operands = inputs | results
-    types = GroupForwardTypes.of(operands, geometry.compute, activation=spec.activation)
+    types = GroupForwardTypes.from_specs(operands, geometry.compute, activation=spec.activation)
     kernel = group_kernel(types, geometry, operands, spec.eps)
     params = ParamGradTypes(geometry.compute, None, None)
     slot_of = [*operands].index
@@ -104,7 +104,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     if not needs_n and results["dx"] is None:
         reads = reads | {"weight": None}
     operands = reads | results
-    types = GroupBackwardTypes.of(operands, geometry.compute, activation=spec.activation)
+    types = GroupBackwardTypes.from_specs(operands, geometry.compute, activation=spec.activation)
     dweight, dbias = (optional_dtype(results[name]) for name in types.sums())
     params = ParamGradTypes(geometry.compute, dweight, dbias, spec.accumulate)
     kernel = group_kernel(types, geometry, operands)
@@ -191,7 +191,7 @@ def _lower(
             count = min(schedule.chunk, samples - first_sample)
             args = kernel.args(count, first_sample, schedule.part_positions, schedule.parts, sums)
             for one in schedule.passes:
-                shares = min(schedule.shares * count, MOST_SHARES)
+                shares = min(schedule.shares * count, MAX_SHARES)
                 launch = replace(one, grid=1 if shares else one.grid * count)
                 found.append(KernelCall(launch, args, sizes.elements, shares))
         return found + params_call

@@ -47,7 +47,7 @@ _CPU_HANDED = 1 << 17  # the most channels of all parts of a launch: each hands 
 # last: by a thread of its groups, or in memory of a chunk; and where it is quickly computed again.
 _CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 256 << 10, 12 << 20, ("identity", "relu")
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
-MOST_SHARES = 256  # of a chunk: enough for all threads
+MAX_SHARES = 256  # of a chunk: enough for all threads
 
 
 def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) -> Schedule:

@@ -112,11 +112,11 @@ def backward_scalars(
 @memoize(typed=True)
 def parse_forward(
     function: str,
-    num_groups: Any,
-    activation: Any,
-    channel_axis: Any,
-    eps: Any,
-    dtype: Any,
+    num_groups: object,
+    activation: object,
+    channel_axis: object,
+    eps: object,
+    dtype: object,
     saves: bool,
 ) -> GroupForwardSpec:
     """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
@@ -129,11 +129,11 @@ def parse_forward(
 @memoize(typed=True)
 def parse_backward(
     function: str,
-    num_groups: Any,
-    activation: Any,
-    channel_axis: Any,
-    needs: Any,
-    accumulate: Any,
+    num_groups: object,
+    activation: object,
+    channel_axis: object,
+    needs: object,
+    accumulate: object,
 ) -> GroupBackwardSpec:
     """Check a backward's scalars, as `parse_forward` does."""
     norm = _parse_norm(function, num_groups, activation, channel_axis)
@@ -143,14 +143,16 @@ def parse_backward(
 
 
 @memoize()
-def backward_spec(forward: GroupForwardSpec, _: Any, needs: tuple[str, ...]) -> GroupBackwardSpec:
+def backward_spec(
+    forward: GroupForwardSpec, _: object, needs: tuple[str, ...]
+) -> GroupBackwardSpec:
     """Return the spec of a forward's backward, as that of row norms, but without x's dtype."""
     norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
     return GroupBackwardSpec(**norm, needs=needs, accumulate=False)
 
 
 def _parse_norm(
-    function: str, num_groups: Any, activation: Any, channel_axis: Any
+    function: str, num_groups: object, activation: object, channel_axis: object
 ) -> dict[str, Any]:
     """Return the fields of GroupNormSpec."""
     each = num_groups is EACH_CHANNEL

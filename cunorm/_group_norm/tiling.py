@@ -31,7 +31,7 @@ _UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
 # About the least bytes of an operand in a tile; larger ones make a tile of a sample for each
 # multiprocessor (of a backward, for every other).
-_LEAST_TILE = 24 << 10
+_MIN_TILE = 24 << 10
 # Packs of a tile on a CPU, of lines or of a channel, which stay in a core's caches; and the most
 # bytes of a pack of a line in the compute type: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
@@ -103,7 +103,7 @@ def cuda_tiling(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
     loaded = len(types.loaded)
     sample = sizes.positions * sizes.channels * types.x.itemsize * loaded
-    wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
+    wanted = loaded * max(_MIN_TILE, sample // gpu.sm_count) * 5 // 4
 
     def is_small(tiling: Tiling) -> bool:
         return tiling.shared(types, sizes.channels_last) <= 2 * wanted

@@ -8,6 +8,7 @@ from cunorm._core.operands import Kind, arguments, operand_of, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
+from cunorm._row_norm.geometry import row_geometry
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.spec import (
@@ -46,13 +47,14 @@ def forward_plan(name: str, options: Options, shape: tuple[int, int], device: De
         residual_dtype=options["residual_dtype"],
         saves=True,
     )
+    spec = parse_forward(*scalars)
+    x = contiguous(shape, options["x"], device)
+    geometry = row_geometry(FUNCTION, x, spec.axis, spec.groups)
     inputs = [
-        optional_contiguous(
-            shape[1:] if slot.kind is Kind.PARAMETER else shape, options[slot.argument], device
-        )
+        optional_contiguous(geometry.shape_of(slot.kind), options[slot.argument], device)
         for slot in ROW_FORWARD.input_slots
     ]
-    return plan_forward(parse_forward(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
+    return plan_forward(spec, (*inputs, *ROW_FORWARD.no_outputs))
 
 
 def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:

@@ -2,15 +2,16 @@
 """The row norms' operands; the macros of their kernels' builds, and the argument structs."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel_types import KernelTypes, type_macros
 from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import RowLayout
+from cunorm._core.tensor import Arrays, RowLayout
 from cunorm._row_norm.geometry import Geometry
+from cunorm.results import NormForward, NormGrads
 
 # What a backward takes as x is what was normalised: the new residual stream, if there is one.
 TABLE = OperandTable(
@@ -32,28 +33,53 @@ TABLE = OperandTable(
         *("rstd", Kind.STATISTIC), is_result=True, is_required=True, is_saved=True, has_macro=False
     ),
 )
+NO_GRADS = (None,) * len(TABLE.backward_results)
 
 
 def forward_inputs(
-    x: Any, *, weight: Any = None, bias: Any = None, gate: Any = None, residual: Any = None
-) -> tuple[Any, ...]:
+    x: object,
+    *,
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    residual: object = None,
+) -> Arrays:
     """Return the arrays of a forward in the order of the table."""
     return (x, weight, bias, gate, residual)
 
 
-def backward_inputs(
-    dy: Any,
-    x: Any,
+def forward_arrays(
+    x: object,
     *,
-    weight: Any = None,
-    bias: Any = None,
-    gate: Any = None,
-    d_residual: Any = None,
-    mean: Any = None,
-    rstd: Any,
-) -> tuple[Any, ...]:
-    """Return the arrays of a backward in the order that follows from the table."""
-    return (dy, d_residual, x, weight, bias, gate, mean, rstd)
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    residual: object = None,
+    y: object = None,
+    out: NormForward[object] | None = None,
+) -> Arrays:
+    """Return inputs, results and no workspace; a result is None, y may be given alone."""
+    if out is not None:
+        return (x, weight, bias, gate, residual, *out, None)
+    return (x, weight, bias, gate, residual, y, None, None, None, None)
+
+
+def backward_arrays(
+    dy: object,
+    x: object,
+    *,
+    weight: object = None,
+    bias: object = None,
+    gate: object = None,
+    d_residual: object = None,
+    mean: object = None,
+    rstd: object,
+    out: NormGrads[object] | None = None,
+    workspace: object = None,
+) -> Arrays:
+    """Return inputs in the order that follows from the table, results and the workspace."""
+    results = NO_GRADS if out is None else out
+    return (dy, d_residual, x, weight, bias, gate, mean, rstd, *results, workspace)
 
 
 class Formula(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations  # help() has the names of the aliases
 from cunorm._core import validate
 from cunorm._core.types import ArrayT, DTypeLike, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_inputs, forward_inputs
+from cunorm._row_norm.kernels import backward_arrays, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import UNIT_LENGTH, RowOptions, backward_scalars, l2_scalars
 from cunorm.results import NormForward, NormGrads
@@ -48,7 +48,7 @@ def l2_norm(
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
     scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
-    return dispatch(ROW_FORWARD, scalars, forward_inputs(x), y=out)[0]
+    return dispatch(ROW_FORWARD, scalars, forward_arrays(x, y=out))[0]
 
 
 def l2_norm_forward(
@@ -86,7 +86,7 @@ def l2_norm_forward(
     """
     validate.out_type("l2_norm_forward", out, NormForward)
     scalars = l2_scalars("l2_norm_forward", axis, groups, eps=eps, dtype=dtype, saves=True)
-    return NormForward(*dispatch(ROW_FORWARD, scalars, forward_inputs(x), out=out))
+    return NormForward(*dispatch(ROW_FORWARD, scalars, forward_arrays(x, out=out)))
 
 
 def l2_norm_backward(
@@ -126,4 +126,4 @@ def l2_norm_backward(
     """
     validate.out_type("l2_norm_backward", out, NormGrads)
     scalars = backward_scalars("l2_norm_backward", RowOptions(axis, groups), c=UNIT_LENGTH)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, backward_inputs(dy, x, rstd=rstd), out=out))
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, backward_arrays(dy, x, rstd=rstd, out=out)))

@@ -19,7 +19,7 @@ from cunorm._row_norm.tiling import Team, blocks_with_room, cuda_team
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
 # The most rows on their way to shared memory, their bytes wanted on a multiprocessor, and the most
 # copies of a thread for an operand's row, as each takes registers.
-_MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
+_MAX_STAGES, _STAGED_BYTES, _MAX_COPIES = 4, 40 << 10, 12
 # Bytes of a block's shared memory for the driver and the kernel's own variables, and those that
 # each warp of a cluster sends, as wide as float64.
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
@@ -87,10 +87,10 @@ def cuda_backward(
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
     blocks = cuda_parts(shape, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
-    memory = _shared_memory(types, team, shape.width, access, gpu)
-    while team.rows_per_block > 1 and not memory.sums:  # its teams meet in shared memory
+    shared = _shared_memory(types, team, shape.width, access, gpu)
+    while team.rows_per_block > 1 and not shared.sums:  # its teams meet in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
-        memory = _shared_memory(types, team, shape.width, access, gpu)
+        shared = _shared_memory(types, team, shape.width, access, gpu)
     blocks_per_part = shape.groups * team.cluster
     max_parts = max(1, min(blocks, gpu.sm_count * team.blocks_per_sm // blocks_per_part))
 
@@ -101,8 +101,8 @@ def cuda_backward(
     macros = (
         *types.macros(),
         *team.macros(shape.width, shape.groups, access, axes),
-        ("STAGES", str(memory.stages)),
-        ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
+        ("STAGES", str(shared.stages)),
+        ("SUMS_IN_SHARED", cuda_bool(shared.sums)),
     )
     parts, _ = cut(shape.rows)
     launch = Launch(
@@ -110,8 +110,8 @@ def cuda_backward(
         parts * blocks_per_part,
         team.threads,
         parts,
-        shape.sums_pitch(twice=shape.width > team.chunk and not memory.sums),
-        memory.bytes,
+        shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums),
+        shared.bytes,
     )
     return RowLaunch(launch, cut, blocks_per_part)
 
@@ -141,10 +141,10 @@ def _shared_memory(
     itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access
-    is_copied = access * min(itemsizes) >= MIN_ASYNC_COPY_BYTES and copies <= _MOST_COPIES
+    is_copied = access * min(itemsizes) >= MIN_ASYNC_COPY_BYTES and copies <= _MAX_COPIES
     if is_streamed or not gpu.features.async_copies or not is_copied:
         return _SharedMemory(used, 0, in_shared)
-    wanted = min(_MOST_STAGES, -(-_STAGED_BYTES // (stage * team.blocks_per_sm)))
+    wanted = min(_MAX_STAGES, -(-_STAGED_BYTES // (stage * team.blocks_per_sm)))
     stages = max(0, min(wanted, (left - used) // stage))
     return _SharedMemory(used + stages * stage, stages, in_shared)
 

@@ -7,7 +7,7 @@ from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_inputs, forward_inputs
+from cunorm._row_norm.kernels import backward_arrays, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
@@ -135,8 +135,8 @@ def normalize(
     scalars = forward_scalars(
         "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
-    return dispatch(ROW_FORWARD, scalars, inputs, y=out)[0]
+    arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
+    return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
 
 def add_normalize(
@@ -220,8 +220,10 @@ def add_normalize(
         residual_dtype=residual_dtype,
         streams=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
-    return AddNorm(*dispatch(ROW_FORWARD, scalars, inputs, out=out and NormForward(*out))[:2])
+    arrays = forward_arrays(
+        x, weight=weight, bias=bias, gate=gate, residual=residual, out=out and NormForward(*out)
+    )
+    return AddNorm(*dispatch(ROW_FORWARD, scalars, arrays)[:2])
 
 
 def normalize_forward(
@@ -297,8 +299,8 @@ def normalize_forward(
         residual_dtype=residual_dtype,
         saves=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
-    return NormForward(*dispatch(ROW_FORWARD, scalars, inputs, out=out))
+    arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, residual=residual, out=out)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))
 
 
 def normalize_backward(
@@ -434,8 +436,16 @@ def normalize_backward(
         needs=needs,
         accumulate=accumulate,
     )
-    inputs = backward_inputs(
-        dy, x, rstd=rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
+    arrays = backward_arrays(
+        dy,
+        x,
+        rstd=rstd,
+        mean=mean,
+        d_residual=d_residual,
+        gate=gate,
+        weight=weight,
+        bias=bias,
+        out=out,
+        workspace=workspace,
     )
-    results = dispatch(ROW_BACKWARD, scalars, inputs, out=out, workspace=workspace)
-    return NormGrads(*results)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

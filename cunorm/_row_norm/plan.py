@@ -5,16 +5,7 @@ from functools import partial
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type
-from cunorm._core.operands import (
-    Kind,
-    Slot,
-    Specs,
-    check_compute,
-    dtypes_of,
-    named,
-    operand_of,
-    present,
-)
+from cunorm._core.operands import Slot, Specs, check_compute, dtypes_of, named, operand_of, present
 from cunorm._core.param_grad import ParamGradTypes
 from cunorm._core.plan import Aliases, InputCopy, OpDef, OutputSpec, Plan, with_new_outputs
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
@@ -41,8 +32,10 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     _check_forward_results(spec, inputs, given, geometry)
     dtypes = spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
-    for name in ("mean", "rstd"):
-        check_compute(function, f"out.{name}", given[name], compute, _FLOAT64_SOURCE)
+    for slot in TABLE.forward_results:
+        if not slot.has_macro:
+            argument = f"out.{slot.argument}"
+            check_compute(function, argument, given[slot.name], compute, _FLOAT64_SOURCE)
     names = (*(slot.argument for slot in TABLE.forward_inputs), *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     results, outputs = _with_new_results(TABLE.forward_results, given, dtypes, geometry, x, count)
@@ -83,7 +76,7 @@ def _forward_kernel(
 ) -> RowKernel:
     operands = inputs | results
     formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
-    types = ForwardTypes.of(operands, compute, formula=formula)
+    types = ForwardTypes.from_specs(operands, compute, formula=formula)
     width = geometry.rows.width
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
     return row_kernel(types, geometry, operands, numbers)
@@ -105,15 +98,15 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
             f"{function}: mean is None, expected the mean that the forward returned, as rows are "
             "centred"
         )
-    statistics = [slot for slot in TABLE.backward_inputs if slot.kind is Kind.STATISTIC]
+    of_compute_type = [slot for slot in TABLE.backward_inputs if not slot.has_macro]
     for slot in TABLE.backward_inputs:
-        if slot not in statistics:
+        if slot not in of_compute_type:
             check_operand(function, slot, inputs[slot.name], geometry)
     _check_gradients(spec, inputs, given, geometry)
     dtypes = spec.result_dtypes(dtypes_of(inputs | given))
     x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
     compute = compute_type(x.dtype, x_dtype)
-    for slot in statistics:
+    for slot in of_compute_type:
         check_operand(function, slot, inputs[slot.name], geometry)
         check_compute(function, slot.argument, inputs[slot.name], compute, _FLOAT64_SOURCE)
     names = (*(slot.argument for slot in TABLE.backward_inputs), *spec.output_names)
@@ -158,7 +151,8 @@ def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    For dbias alone those are dy and a post-gate, for dweight also what r is made of.
+    For dbias alone those are dy and a post-gate, for dweight also what r is made of: all but those
+    named here.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -167,15 +161,13 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     needs_r = needs_dp or needs_n or results["dweight"] is not None
     is_read = {
         "dy": True,
-        "x": needs_r,
-        "rstd": needs_r,
         "mean": needs_r and spec.center,
         "dresidual_out": of_x,
         "gate": needs_r or post_gate,
         "weight": needs_dp or needs_n,
         "bias": needs_n,
     }
-    return {name: spec if is_read[name] else None for name, spec in inputs.items()}
+    return {name: one if is_read.get(name, needs_r) else None for name, one in inputs.items()}
 
 
 def _backward_kernel(
@@ -191,7 +183,7 @@ def _backward_kernel(
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = reads | results
-    types = BackwardTypes.of(operands, compute, formula=formula)
+    types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
     return row_kernel(types, geometry, operands, numbers)
 

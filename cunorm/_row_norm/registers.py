@@ -11,7 +11,7 @@ from cunorm._core.dtypes import FLOAT16
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
 # Of a multiprocessor; a warp's registers are in one of its partitions.
-WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
+WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MAX_REGISTERS = 32, 64 << 10, 4, 2048, 255
 # More registers of a thread: where its block has several teams, some of which may have no row;
 # where a streamed backward writes parameters' gradients alone; for the activation of a forward's
 # gate.
@@ -153,7 +153,7 @@ def of_streamed(types: RowTypes, elements: int) -> int:
 def room_of(registers: int, threads: int) -> int:
     """Return for how many blocks on a multiprocessor there are registers; 0: for none."""
     registers = -(-registers // 8) * 8
-    if registers > _MOST_REGISTERS:
+    if registers > _MAX_REGISTERS:
         return 0
     warps = _SM_PARTITIONS * (_SM_REGISTERS // _SM_PARTITIONS // (registers * WARP))
     return min(warps * WARP, _SM_THREADS) // threads

@@ -6,7 +6,7 @@ from __future__ import annotations  # help() has the names of the aliases
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_inputs, forward_inputs
+from cunorm._row_norm.kernels import backward_arrays, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
@@ -80,8 +80,8 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
-    inputs = forward_inputs(x, weight=weight, gate=gate)
-    return dispatch(ROW_FORWARD, scalars, inputs, y=out)[0]
+    arrays = forward_arrays(x, weight=weight, gate=gate, y=out)
+    return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
 
 def add_rms_norm(
@@ -131,8 +131,10 @@ def add_rms_norm(
     scalars = forward_scalars(
         "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
     )
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
-    return AddNorm(*dispatch(ROW_FORWARD, scalars, inputs, out=out and NormForward(*out))[:2])
+    arrays = forward_arrays(
+        x, weight=weight, gate=gate, residual=residual, out=out and NormForward(*out)
+    )
+    return AddNorm(*dispatch(ROW_FORWARD, scalars, arrays)[:2])
 
 
 def rms_norm_forward(
@@ -182,8 +184,8 @@ def rms_norm_forward(
     scalars = forward_scalars(
         "rms_norm_forward", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, saves=True
     )
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
-    return NormForward(*dispatch(ROW_FORWARD, scalars, inputs, out=out))
+    arrays = forward_arrays(x, weight=weight, gate=gate, residual=residual, out=out)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))
 
 
 def rms_norm_backward(
@@ -238,6 +240,14 @@ def rms_norm_backward(
     scalars = backward_scalars(
         "rms_norm_backward", options, x_dtype=x_dtype, needs=needs, accumulate=accumulate
     )
-    inputs = backward_inputs(dy, x, rstd=rstd, d_residual=d_residual, gate=gate, weight=weight)
-    results = dispatch(ROW_BACKWARD, scalars, inputs, out=out, workspace=workspace)
-    return NormGrads(*results)
+    arrays = backward_arrays(
+        dy,
+        x,
+        rstd=rstd,
+        d_residual=d_residual,
+        gate=gate,
+        weight=weight,
+        out=out,
+        workspace=workspace,
+    )
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

@@ -167,7 +167,7 @@ _NORM = ("function", *RowOptions._fields, "center", "c")
 _FORWARD = (*_NORM, "eps", "dtype", "residual_dtype", "saves", "streams", "eps_of_sum")
 _BACKWARD = (*_NORM, "x_dtype", "needs", "accumulate")
 UNIT_LENGTH = typed_key(1.0)
-_NO_OPTIONS = RowOptions(-1, 1)[2:]
+_UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # of both directions of l2_norm
 
 
 def forward_scalars(
@@ -184,8 +184,7 @@ def forward_scalars(
     eps_of_sum: bool = False,
 ) -> Scalars:
     """Return a forward's scalars, as the caller gives them but for c, its `typed_key`."""
-    own = (eps, dtype, residual_dtype, saves, streams, eps_of_sum)
-    return (function, *options, center, c, *own)
+    return (function, *options, center, c, eps, dtype, residual_dtype, saves, streams, eps_of_sum)
 
 
 def backward_scalars(
@@ -205,16 +204,9 @@ def backward_scalars(
 def l2_scalars(
     function: str, axis: int, groups: int, *, eps: float, dtype: object, saves: bool = False
 ) -> Scalars:
-    """Return the scalars of an L2 norm's forward."""
-    return forward_scalars(
-        *(function, (axis, groups, *_NO_OPTIONS)),
-        c=UNIT_LENGTH,
-        eps=eps,
-        dtype=dtype,
-        saves=saves,
-        streams=None,
-        eps_of_sum=True,
-    )
+    """Return the scalars of an L2 norm's forward, as `forward_scalars` does."""
+    # There is no stream, and eps is added to the sum of squares.
+    return (function, axis, groups, *_UNIT, eps, dtype, None, saves, None, True)
 
 
 @memoize(typed=True)

@@ -145,16 +145,16 @@ def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     input, or a missing compiler, is an error here, before anything is traced.
     """
     inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
-    where = key_parts[0][2]
-    is_elsewhere = any(one is not None and one[2] != where for one in inputs)
+    sharding = key_parts[0][2]
+    are_apart = any(one is not None and one[2] != sharding for one in inputs)
     is_missing = any(a is None and b for a, b in zip(inputs, op.required, strict=False))
-    if is_missing or any(given) or is_elsewhere:
+    if is_missing or any(given) or are_apart:
         return None
-    if type(where) is not SingleDeviceSharding or _ffi.refusal():
+    if type(sharding) is not SingleDeviceSharding or _ffi.refusal():
         return None
-    call = Call.of(op, spec, [one and jax.ShapeDtypeStruct(*one[:2]) for one in inputs])
+    call = Call.on(op, spec, [one and jax.ShapeDtypeStruct(*one[:2]) for one in inputs])
     _ffi.check_x64(call)
-    device: Any = next(iter(where.device_set))
+    device: Any = next(iter(sharding.device_set))
     if device.platform == "cpu":
         has_compiler()
     else:

@@ -31,7 +31,7 @@ class Call(NamedTuple):
     inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
 
     @classmethod
-    def of(
+    def on(
         cls, op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Array | ShapeDtypeStruct | None]
     ) -> "Call":
         """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""
@@ -61,7 +61,8 @@ class Call(NamedTuple):
 
     def text(self) -> str:
         """Return the call as text, which means the same in every process."""
-        inputs = [None if one is None else (one.shape, one.dtype.name) for one in self.inputs]
+        named = zip(self.op.inputs, self.inputs, strict=True)
+        inputs = {name: (one.shape, one.dtype.name) for name, one in named if one is not None}
         return json.dumps([self.op.name, json.loads(spec_to_json(self.spec)), inputs])
 
     @staticmethod
@@ -69,7 +70,8 @@ class Call(NamedTuple):
         name, spec, inputs = json.loads(text)[-3:]  # of earlier versions there were four
         op = _OPS[name]
         spec = spec_from_json(op.spec_type, json.dumps(spec))  # checks the version of the text
-        specs = [one and contiguous(tuple(one[0]), DTYPES[one[1]], device) for one in inputs]
+        given = map(inputs.get, op.inputs)
+        specs = [one and contiguous(tuple(one[0]), DTYPES[one[1]], device) for one in given]
         return Call(op, spec, tuple(specs))
 
 

@@ -33,7 +33,7 @@ def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Arra
 
     JAX can transform the call but for derivatives, which the caller defines.
     """
-    call = Call.of(op, spec, arrays)
+    call = Call.on(op, spec, arrays)
     outputs = call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
     return dict(zip(op.outputs, outputs, strict=True))
 
@@ -110,7 +110,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
         inputs[name] = array
     if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # from the end, it stays what it is
         spec = replace_interned(spec, axis=spec.axis + 1 - inputs["x"].ndim)
-    batched_call = Call.of(op, spec, [inputs.get(name) for name in op.inputs])
+    batched_call = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
     pairs = zip(_kernel(batched_call)(*inputs.values()), outputs, strict=True)
     return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
 
@@ -160,10 +160,10 @@ def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
 
 
 def _replicated(array: Array) -> Array:
-    where = jax.typeof(array).sharding
-    if all(axis is None for axis in where.spec):
+    sharding = jax.typeof(array).sharding
+    if all(axis is None for axis in sharding.spec):
         return array
-    return jax.reshard(array, jax.NamedSharding(where.mesh, jax.P(*(None,) * array.ndim)))
+    return jax.reshard(array, jax.NamedSharding(sharding.mesh, jax.P(*(None,) * array.ndim)))
 
 
 def _vary(array: Array, axes: frozenset[object]) -> Array:

@@ -15,7 +15,7 @@ from cunorm._dispatch import cache_entry, caps_for, cpu_loaded
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 
-_checked: set[int] = set()  # addresses of apis whose version is known
+_known_apis: set[int] = set()  # addresses of apis whose version is known
 called: set[Callable[[xla.Frame], None]] = (
     set()
 )  # the functions that XLA called, which it first does when it compiles
@@ -31,9 +31,9 @@ def handler(run: Callable[[xla.Frame], None]) -> object:
             extension, api, stage = xla.head(frame)
             if extension and xla.answer_metadata_query(extension):
                 return None
-            if api not in _checked:
+            if api not in _known_apis:
                 xla.check(frame)
-                _checked.add(api)
+                _known_apis.add(api)
             if stage == xla.EXECUTE:  # in others there are no values
                 run(frame)
         except BaseException as error:  # it must not go on into C
@@ -109,5 +109,5 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
             f"cunorm: a {family} norm has {size} bytes of workspace, and takes "
             f"{lowered.workspace} on this GPU"
         )
-    run = cuda.Launcher.of(lowered.calls(), device)
+    run = cuda.Launcher.load(lowered.calls(), device)
     return _Executable(call, run, has_workspace=size > 0)

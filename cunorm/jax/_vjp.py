@@ -56,9 +56,9 @@ class Norm:
                 if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
                     own = array.__jax_array__()
                     return self(scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
-                where, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
+                argument, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
                 hint = array_hint(scalars[0], op.inputs[slot], array)
-                raise TypeError(f"{where} is {got}, expected a JAX or NumPy array{hint}")
+                raise TypeError(f"{argument} is {got}, expected a JAX or NumPy array{hint}")
         try:
             spec = parse(op, scalars)
         except TypeError as error:
@@ -97,7 +97,7 @@ def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
 
 def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     """Return the results of arrays that JAX transforms, perhaps for a derivative."""
-    _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
+    _ = Call.on(norm.forward, spec, arrays).plan  # refuses wrong input
     function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled

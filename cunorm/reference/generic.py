@@ -74,8 +74,8 @@ def normalize_forward(
     >>> reference.normalize_forward(x, c=1, eps=0.0, gate=x, gate_activation="relu").y
     array([[ 1.8, -0. ]])
     """
-    new_residual = rows.residual_stream(x, residual, residual_dtype)
-    s = rows.as_rows(x if new_residual is None else new_residual, axis, groups)
+    residual_out = rows.residual_stream(x, residual, residual_dtype)
+    s = rows.as_rows(x if residual_out is None else residual_out, axis, groups)
     before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
 
     p = s * before
@@ -88,7 +88,7 @@ def normalize_forward(
 
     shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
     mean = None if mean is None else mean.reshape(shape)
-    return NormForward(y.reshape(x.shape), new_residual, mean, rstd.reshape(shape))
+    return NormForward(y.reshape(x.shape), residual_out, mean, rstd.reshape(shape))
 
 
 @np.errstate(all="ignore")

@@ -47,7 +47,7 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
     mode = dispatch_mode(scalars[0], pair.forward.inputs, arrays)
     try:
         if mode is DispatchMode.PLAIN:
-            return dispatch(pair.forward, scalars, arrays)
+            return dispatch(pair.forward, scalars, (*arrays, *pair.no_outputs))
         if mode is DispatchMode.AUTOGRAD:
             return _apply(pair, saving(parse(pair.forward, scalars)), *arrays)
     except (TypeError, ValueError):

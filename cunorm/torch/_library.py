@@ -70,7 +70,7 @@ def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
         mutates_args=(),
         schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
     )
-    operator.register_fake(partial(run, partial(_checked, op)))
+    operator.register_fake(partial(run, partial(_fake, op)))
     operator.register_vmap(partial(_run_batch, pair, op, operator))
     return operator
 
@@ -114,7 +114,7 @@ def _empty_like(pair: OpPair, x: Tensor, **options: Any) -> Tensor:
     return torch.empty_like(x, memory_format=layout, **options)
 
 
-def _checked(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
+def _fake(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
     """Return outputs without memory; operands on meta are checked as on any device."""
     if any(type(array) in PLAIN_TYPES and array.is_meta for array in arrays if array is not None):
         specs = map(partial(_spec_of, spec.function), op.inputs, arrays)

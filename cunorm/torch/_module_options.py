@@ -38,7 +38,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
-def changed(module: Module, names: Iterable[str]) -> str:
+def changed_options(module: Module, names: Iterable[str]) -> str:
     """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
     kind, options = type(module), {name: getattr(module, name) for name in names}
     return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))

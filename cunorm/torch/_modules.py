@@ -16,7 +16,7 @@ from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 from cunorm.torch._module_options import (
     autocast_dtype,
-    changed,
+    changed_options,
     options_of,
     refuse_shape,
     row_axis,
@@ -89,7 +89,7 @@ class RMSNorm(torch.nn.RMSNorm):
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed(self, self._cunorm_options)}"
+        return f"{super().extra_repr()}{changed_options(self, self._cunorm_options)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -303,4 +303,4 @@ class GroupNorm(torch.nn.GroupNorm):
         return group_norm(*operands, eps=self.eps, activation=self.activation, dtype=dtype)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed(self, self._cunorm_options)}"
+        return f"{super().extra_repr()}{changed_options(self, self._cunorm_options)}"

@@ -57,6 +57,7 @@ class OpPair:
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
         self.is_rows = "residual" in forward.outputs
+        self.no_outputs = (*self.forward.no_outputs, None)  # and no workspace
         self.operands = [slot.name[1:] for slot in backward.result_slots]  # of the gradients
         # The forward's arrays that the backward takes; as x, what was normalised.
         results = [slot.name for slot in forward.result_slots]

@@ -99,7 +99,7 @@ def test_an_output_that_overlaps_an_input_is_an_error_for_each_number_of_rows():
         call.make(x=x, out=x)
         for first in (1, rows - 1):
             out = memory[first * 72 :][: rows * 72].reshape(rows, 72)
-            with pytest.raises(ValueError, match=r"^rms_norm: out overlaps x, expected memory"):
+            with pytest.raises(ValueError, match=r"^rms_norm: out overlaps x, "):
                 call.make(x=x, out=out)
         apart = memory[rows * 72 :][: rows * 72].reshape(rows, 72)
         assert call.make(x=x, out=apart) is apart
@@ -135,13 +135,11 @@ def test_what_a_call_of_any_rows_depends_on_makes_another_plan(planned):
     for key, array in call.arrays.items():
         if isinstance(array, np.ndarray):
             for wrong in (array[:-1].copy(), np.concatenate([array, array]), array[..., None]):
-                with pytest.raises(
-                    ValueError, match=r"^layer_norm_backward: .* has shape .*, expected"
-                ):
+                with pytest.raises(ValueError, match=r"^layer_norm_backward: \w+ has shape "):
                     call.make(**{key: wrong})
     assert_same(call.make(), call_uncached(call.make))
-    wide = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
-    assert_same(call.make(**wide), call_uncached(lambda: call.make(**wide)))
+    in_float64 = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
+    assert_same(call.make(**in_float64), call_uncached(lambda: call.make(**in_float64)))
 
 
 def test_a_square_array_has_no_parameter_that_is_taken_for_a_statistic(planned):

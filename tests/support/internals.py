@@ -228,7 +228,7 @@ def runner(calls, array_count):
 def start(launch, arguments, device, stream):
     """Start a kernel with the bytes of its arguments."""
     call = KernelCall(launch, KernelArgs(arguments, ()))
-    _cuda.Launcher.of([call], device)([], stream)
+    _cuda.Launcher.load([call], device)([], stream)
 
 
 cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])

@@ -104,7 +104,7 @@ class Frame:
 
     def handle(self, run: Any) -> int | None:
         """Pass the frame to a handler; its api is not in the handler's cache."""
-        _handler._checked.clear()  # XLA's own api never moves
+        _handler._known_apis.clear()  # XLA's own api never moves
         return _handler.handler(run)(ctypes.addressof(self.frame))
 
     def _keep(self, thing: Any) -> Any:

@@ -125,7 +125,7 @@ def test_modules_whose_attributes_have_the_same_text_are_probed_apart():
 
 
 def test_the_number_of_plans_is_bounded(monkeypatch):
-    monkeypatch.setattr(probe, "_MOST_PLANS", 3)
+    monkeypatch.setattr(probe, "_MAX_PLANS", 3)
     _memo.clear_all()
     for width in range(8, 16):
         replace_norms(LlamaNorm(width))

@@ -28,7 +28,7 @@ _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
 _AXES = (2, 3, 4, 5)  # how many of x are tried
-_MOST_PLANS = 256
+_MAX_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
 # weakly: the key of a dead class equals no other, and is dropped in turn.
@@ -68,7 +68,7 @@ def probe(module: Module, *, exact: bool) -> Plan:
         except Unknown as reason:
             plan = str(reason)
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
+            if len(_plans) >= _MAX_PLANS:
                 _plans.pop(next(iter(_plans), None), None)
             _plans[key] = plan
     if isinstance(plan, str):

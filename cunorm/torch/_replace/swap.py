@@ -25,7 +25,7 @@ TORCH_NORMS: dict[type[Module], type[RMSNorm | LayerNorm | GroupNorm]] = {
     torch.nn.GroupNorm: GroupNorm,
 }
 _is_compiling = torch.compiler.is_dynamo_compiling  # False outside of what torch.compile follows
-_MOST_WARNINGS = 16  # for a class
+_MAX_WARNINGS = 16  # for a class
 
 
 class Swapped(Module):
@@ -154,7 +154,7 @@ def _reason(error: Exception, operands: tuple[object, ...]) -> str | None:
 def _warn(kind: type[Swapped], text: str) -> None:
     """Warn of what was not warned of; as texts have shapes, there may be any number of them."""
     warned = kind._cunorm_warned
-    if text not in warned and len(warned) < _MOST_WARNINGS:
+    if text not in warned and len(warned) < _MAX_WARNINGS:
         warned.add(text)
         warnings.warn(f"{kind._cunorm_kind.__name__}: {text}", stacklevel=4)
 
