@@ -30,7 +30,8 @@ from tests.support.internals import (
 )
 
 DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes for the driver, and static bytes of the kernel
-WIDTHS = (1, 8, 33, 100, 512, 1000, 4096, 5003, 12288, 20001, 32768, 65536, 100003, 131072, 1 << 20)
+WIDTHS = (1, 8, 33, 100, 400, 512, 1000, 4096, 5003, 12288, 20001, 32768, 65536)
+WIDTHS += (100003, 131072, 1 << 20)
 # All objects in shared memory, as the kernel creates them.
 TAKEN = """
 extern "C" __global__ void __launch_bounds__(Build::threads) CLUSTER_LAUNCH
@@ -54,7 +55,7 @@ def drawn(count: int, seed: int = 0):
     for _ in range(count):
         x = DTYPES[random.choice(("float16", "bfloat16", "float32", "float64"))]
         gate, more = random.choice((None, None, x)), random.choice((None, x))
-        is_pre = random.random() < 0.5
+        weight, is_pre = random.choice((None, x)), random.random() < 0.5
         formula = Formula(
             center=random.random() < 0.5,
             activation="silu" if gate else "identity",
@@ -63,7 +64,7 @@ def drawn(count: int, seed: int = 0):
         dweight, dbias = random.choice(((False, False), (True, False), (True, True)))
         types = BackwardTypes(
             FLOAT64 if x is FLOAT64 else FLOAT32,
-            **{"dy": x, "x": x, "dx": x, "weight": x, "gate": gate, "dgate": gate},
+            **{"dy": x, "x": x, "dx": x, "weight": weight, "gate": gate, "dgate": gate},
             **{"dresidual_out": more, "dweight": dweight, "dbias": dbias, "formula": formula},
             bias=x if gate and not is_pre else None,
         )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.emulation.machine import needs_softgpu
 from tests.emulation.plans import PLANS, every_plan
+from tests.support import calls
 from tests.support.cases import call_of
 from tests.support.operands import assert_same_bits
 
@@ -44,6 +45,15 @@ def test_results_do_not_depend_on_strides_nor_on_alignment_nor_on_being_in_place
     for more in arrangements:
         for name, field in run(planned, **more).items():
             assert_same_bits(field, expected[name], f"{name}, {more}")
+
+
+@pytest.mark.parametrize("name", [*calls.NORMS, *calls.GROUP_NORMS])
+def test_results_do_not_depend_on_the_alignment_of_one_array(name):
+    call = calls.call_of(name, (3, 8, 64), "cupy")
+    for key, array in calls.arrays_of(call.arrays).items():
+        given = calls.elsewhere(array, 1)
+        assert given.data.ptr % 16 == 4
+        calls.assert_same(call.make(**{key: given}), call.make(**{key: given.copy()}))
 
 
 @some_plans
