@@ -62,8 +62,8 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles at a time. Their number depends on the width and
-// on the types of the operands, but not on alignment, as the order of a row's sums depends on it.
+// The consecutive elements that one thread handles at a time. Their number, from which the order of a
+// row's sums follows, depends on the width and on the types of the operands, but not on alignment.
 template <class T, int size>
 struct Pack {
   T item[size];
@@ -81,5 +81,5 @@ __device__ inline void unrolled(const F& f) {
   }
 }
 
-// From one row of sums in memory to the next: whole cache lines.
+// From one row of sums in memory to the next: whole cache lines of a CPU.
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }

@@ -28,7 +28,7 @@ class Liger(Autograd):
         return operator.name in names or operator.label == "group_norm NCHW"
 
     def function(self, operator: Operator, width: int) -> Function:
-        """Return the operator; unlike the default, it does not write dx over dy."""
+        """Return the operator; Liger's default would write dx over dy."""
         ops, eps = self._ops, operator.eps
         offset = operator.options.get("weight_offset", 0.0)
         casting = "gemma"  # all arithmetic in float32, as in the other providers

@@ -23,8 +23,8 @@ def type_macros(types: object, *names: str) -> Macros:
 class KernelTypes:
     """The operands of a kernel: their dtypes, None where absent.
 
-    Each field is named as its slot. Gradients of parameters are sums over all rows, which another
-    kernel rounds: of those there is True where they are wanted.
+    An operand's field has the name of its slot. Gradients of parameters are sums over all rows,
+    which another kernel rounds: their fields are bools, whether they are wanted.
     """
 
     inputs: ClassVar[tuple[Slot, ...]]
@@ -70,7 +70,7 @@ class KernelTypes:
     ) -> int:
         """Return how many elements of a line alignment lets a GPU's thread move at once.
 
-        `strides` has those between the lines of each operand, none where it is one line.
+        `strides` has, for each operand, those between its lines; none if it is one line.
         """
         if alignments is None:
             return vector_width(line)

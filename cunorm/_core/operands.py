@@ -32,9 +32,9 @@ class Operand:
     name: str  # in the kernels
     kind: Kind
     is_result: bool = False
-    is_required: bool = False  # in each call that takes it, or its gradient
+    is_required: bool = False  # calls that take it, or its gradient, as an input need it
     is_saved: bool = False  # the backward takes it
-    has_gradient: bool = False  # the backward returns it or, of a result, takes it
+    has_gradient: bool = False  # the backward returns it or, for a result, takes it
     has_macro: bool = True  # kernels are built for its dtype; else it has the compute type
     argument: str = ""  # the caller's name, if it is another
     gradient_argument: str = ""  # the same of its gradient
@@ -97,7 +97,7 @@ def arguments(
 
 
 def operand_of(gradient: Slot) -> str:
-    """Return the operand whose gradient this is, as `needs` names it: the stream's is x's."""
+    """Return the operand whose gradient this is, as `needs` names it: x for dresidual, too."""
     name = gradient.name[1:]
     return "x" if name == "residual" else name
 
@@ -127,7 +127,7 @@ def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, 
 def check_compute(
     function: str, argument: str, spec: OptionalSpec, compute: DType, float64_source: str
 ) -> None:
-    """Check that a statistic has the compute type, which `float64_source` makes float64."""
+    """Check that a statistic has the compute type: float64 if `float64_source` is."""
     if spec is not None and spec.dtype is not compute:
         raise TypeError(
             f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "

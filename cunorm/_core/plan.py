@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """How a call is planned: an OpDef makes a Plan, which for a device is lowered to launches.
 
-A plan depends on shapes, dtypes and the device, never on the number of CPU threads; how a row is
-cut into packs depends on its width and the operands' dtypes alone, so that a row's result does not
-depend on the rows around it, nor on alignment.
+A plan depends on scalars, shapes, strides, dtypes and the device, its launches also on alignment;
+neither depends on the number of CPU threads. How a row is cut into packs depends on its width and
+the operands' dtypes alone, so a row's result depends neither on other rows nor on alignment.
 """
 
 import json
@@ -41,7 +41,7 @@ class KernelCall(NamedTuple):
     launch: Launch
     args: KernelArgs
     work: int = 0  # elements that it goes through, by which a CPU takes threads
-    parts: int = 0  # that a CPU's threads share of each block; 0: they share blocks
+    parts: int = 0  # into which CPU threads split each block; 0: each takes whole blocks
 
 
 class CallSize(NamedTuple):
@@ -63,7 +63,7 @@ class Lowered(NamedTuple):
     """What a call launches on a device."""
 
     launches: tuple[Launch, ...]  # one of each build
-    calls: Callable[[], list[KernelCall]]  # returns all launches in order: there may be thousands
+    calls: Callable[[], list[KernelCall]]  # in order; a function, as there may be thousands
     workspace: int  # the bytes that they need
     # Returns what another number of rows changes, None where it takes other builds.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
@@ -76,10 +76,10 @@ class Plan:
     specs: OptionalSpecs  # of all inputs, then of all outputs, those to allocate too
     outputs: tuple[OutputSpec, ...]  # to allocate
     copies: tuple[InputCopy, ...]  # of inputs whose strides the kernels cannot follow
-    # For the slot of an output, those of the inputs that it may be exactly: nobody reads an
-    # element of such an input after the thread that writes it.
+    # By the slot of an output, those of inputs whose memory it may share exactly: no element of
+    # such an input is read after it was overwritten, by another thread either.
     aliases: Aliases
-    shared: tuple[tuple[int, int], ...]  # outputs that are other arrays too: the slots of both
+    shared: tuple[tuple[int, int], ...]  # an output, and the array that is returned for it
     lower: Callable[[Caps, Alignments], Lowered]
     workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
@@ -173,9 +173,9 @@ class OpDef(Generic[SpecT]):
         return [slot.name[1:] for slot in self.result_slots if slot.kind is Kind.PARAMETER]
 
 
-# Of the texts in XLA's executables and in graphs of torch.compile, which both keep on disk. Other
-# fields of an OpSpec, or other outputs of an OpDef, need a higher one. Another optional input does
-# not: XLA's texts name those that there are, and torch refuses graphs with others.
+# The version of texts that are kept on disk, in XLA's executables and torch.compile's graphs. Raise
+# it for other fields of an OpSpec or other outputs of an OpDef. Another optional input needs no
+# other: XLA's texts name the inputs that are present, and torch refuses graphs with others.
 TEXT_VERSION = 4
 
 
@@ -206,8 +206,8 @@ def _decode(value: Any) -> Any:
 def vector_width(width: int, operands: Sequence[tuple[int, int, Shape]] = ()) -> int:
     """Return how many elements every operand lets a thread move in one access, a power of two.
 
-    An operand is its alignment, itemsize, and strides between rows in elements. One access takes
-    fewer of larger elements, so alignment counts up to 16 bytes.
+    An operand is its alignment, itemsize, and strides between rows in elements. An access takes at
+    most 16 bytes, so more alignment than that is not needed.
     """
     access = min(WIDEST_ACCESS, width & -width)
     for alignment, itemsize, strides in operands:

@@ -260,7 +260,7 @@ def _loaded(
 ) -> Loaded:
     """Return a plan's kernels, which on a GPU run on the stream that is current then.
 
-    They may run with another device current: adapters allocate on a device, a launch is of one.
+    Another device may be current: allocations and launches name theirs.
     """
     device, adapter = x.spec.device, x.adapter
     if device.kind == "cpu":

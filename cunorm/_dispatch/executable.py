@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     resized: Callable[[int], Run | None] | None = None
 
 
-# An output's slot, its allocator, and the slot of the array that this is given.
+# An output's slot, its allocator, and the slot of the array that the allocator gets.
 _Allocation = tuple[int, Callable[[Any], Any], int]
 
 

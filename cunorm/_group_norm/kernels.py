@@ -47,7 +47,7 @@ def forward_arrays(
     out: GroupNormForward[object] | None = None,
     workspace: object = None,
 ) -> Arrays:
-    """Return inputs, results and the workspace; a result is None, y may be given alone."""
+    """Return inputs, results (those of `out`, else None but for `y`) and the workspace."""
     if out is not None:
         return (x, weight, bias, *out, workspace)
     return (x, weight, bias, y, None, None, workspace)

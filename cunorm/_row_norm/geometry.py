@@ -11,7 +11,7 @@ _WIDTH_LIMIT = 2**31
 
 
 class RowShape(NamedTuple):
-    """The rows that share a statistic each: in every group of columns there are `rows` of them."""
+    """The rows that have statistics: `rows` in each of `groups` groups of `width` columns."""
 
     rows: int
     width: int
@@ -31,9 +31,10 @@ class RowShape(NamedTuple):
         return self if self.rows else self._replace(rows=1)
 
     def sums_pitch(self, *, twice: bool) -> int:
-        """Return the elements of a row of partial sums, with a row of recent ones or without.
+        """Return the elements from one row of partial sums to the next.
 
-        A row of sums is whole cache lines: `sum_pitch` in C++.
+        `twice`: a row of recent sums follows each. A row is whole cache lines of a CPU, as by
+        `sum_pitch` in C++.
         """
         pitch = -(-self.row_width // 16) * 16
         return 2 * pitch if twice else pitch
@@ -54,7 +55,7 @@ class Geometry(NamedTuple):
         return self.shape if kind is Kind.LIKE_X else self.shape[self.leading_axes :]
 
     def axes_of(self, kind: Kind) -> RowAxes:
-        """Return where the rows of an operand begin; a parameter or a statistic is one row."""
+        """Return where the rows of an operand begin; parameters and statistics are one row."""
         return RowAxes(self.leading_axes, self.rows.groups) if kind is Kind.LIKE_X else WHOLE
 
 

@@ -58,7 +58,7 @@ def forward_arrays(
     y: object = None,
     out: NormForward[object] | None = None,
 ) -> Arrays:
-    """Return inputs, results and no workspace; a result is None, y may be given alone."""
+    """Return inputs, results (those of `out`, else None but for `y`) and no workspace."""
     if out is not None:
         return (x, weight, bias, gate, residual, *out, None)
     return (x, weight, bias, gate, residual, y, None, None, None, None)
@@ -118,7 +118,7 @@ class _RowTypes(KernelTypes):
     def held_itemsizes(self) -> list[int]:
         """Return the bytes that a thread holds for an element of a row: of operands, and of sums.
 
-        Operands are held as they are stored; where all is computed in float64, as that.
+        Operands are held as they are stored, or as float64 if that is the compute type.
         """
         compute = self.compute.itemsize
         dtypes = [dtype for dtype in self.held() if dtype]
@@ -140,7 +140,7 @@ class ForwardTypes(_RowTypes):
     residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
-        """Return what is held from the first pass to the last: p is s, or computed from a gate."""
+        """Return what is held from the first pass to the last: p, which without a pre-gate is s."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]

@@ -17,12 +17,11 @@ from cunorm._row_norm.tiling import Team, blocks_with_room, cuda_team
 # The most blocks of a backward on a multiprocessor, by the most columns of a block: each writes
 # partial sums of its columns, which param_grad reads.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
-# The most rows on their way to shared memory, their bytes wanted on a multiprocessor, and the most
-# copies of a thread for an operand's row, as each takes registers.
-_MAX_STAGES, _STAGED_BYTES, _MAX_COPIES = 4, 40 << 10, 12
-# Bytes of a block's shared memory for the driver and the kernel's own variables, and those that
-# each warp of a cluster sends, as wide as float64.
-_RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
+_MAX_STAGES = 4  # rows on their way to shared memory
+_STAGED_BYTES = 40 << 10  # of them, wanted on a multiprocessor
+_MAX_COPIES = 12  # of a thread for an operand's row: each takes registers
+_RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and the kernel's variables
+_SENT_BYTES = 48  # that each warp of a cluster sends, as wide as float64
 
 
 class RowLaunch(NamedTuple):
@@ -72,7 +71,7 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
 def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) -> int:
     """Return how many blocks stream rows: two on each multiprocessor, if they fit.
 
-    There is one where the second passes of two blocks' rows would miss the cache.
+    There is one if the rows of two would not stay in L2 until their second pass.
     """
     read_again = (types.residual_out or types.x, types.gate)
     of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
@@ -162,25 +161,25 @@ def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
 # --- on a CPU -------------------------------------------------------------------------------------
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
-_CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends on it
+_CPU_BLOCKS = 256  # the most runs of rows, without sums; no result depends on it
 
 # Bytes: rows above this prefetch in both passes of the backward; a shorter limit holds when x
 # has more than 2 bytes an element and exceeds the last cache. Measured, 2 cores, 32 MiB cache.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
-# Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
-# by the bytes of an element: measured, 2 cores, 480 MiB cache; the first one with 32 MiB.
+# Bytes of a row above which the next rows are not prefetched, by the bytes of an element; True: for
+# two inputs without a gate. Measured, 2 cores, 480 MiB cache; 384 KiB with 32 MiB.
 _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
-# Bytes of a row that a thread keeps for its next pass; how many of the widest such rows it takes at
-# once in a backward (`rows_at_once`); and activations that compute as fast as they load.
-_KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
+_KEPT_BYTES = 128 << 10  # of a row that a thread keeps for its next pass
+_KEPT_ROWS = 2  # of the widest such rows that it takes together in a backward (`rows_at_once`)
 _SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
+_QUICK = ("identity", "relu")  # activations that compute as fast as they load
 
-# Packs of a chunk, and chunks of a part of a row that cores share, as in host/reduce.cuh. They
-# share at most so many rows, of at least so many parts; other rows have partial sums for so many
-# threads.
-_CHUNK, _PART_CHUNKS = 16, 8
-CPU_SHARED_ROWS, _FEWEST_ROW_PARTS, _FEWEST_SUMS = 15, 3, 4
+_CHUNK = 16  # packs
+_PART_CHUNKS = 8  # of a part of a row that cores share, as in host/reduce.cuh
+CPU_SHARED_ROWS = 15  # the most rows that cores share,
+_FEWEST_ROW_PARTS = 3  # each of at least so many parts
+_FEWEST_SUMS = 4  # threads for which other rows have partial sums
 
 
 class _CpuBuild(NamedTuple):
@@ -264,8 +263,8 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
 def cpu_row_parts(shape: RowShape, blocks: int, *, begins_with_pack: bool) -> int:
     """Return the parts into which `Row` cuts rows that threads share, else 0.
 
-    They share a few long rows which have as many parts as there would be blocks. None is empty: in
-    Kahan's sum a zero may count.
+    They share a few long rows which have at least three parts, and as many as there would be
+    blocks. None is empty: in Kahan's sum a zero may count.
     """
     packs, cut = divmod(shape.width, CPU_PACK)
     chunks = begins_with_pack - -packs // _CHUNK + bool(cut)

@@ -151,8 +151,8 @@ def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    For dbias alone those are dy and a post-gate, for dweight also what r is made of: all but those
-    named here.
+    dbias needs dy and a post-gate; dweight also x, rstd, the mean and the gate. An input that is
+    not listed here is read if r is.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -180,7 +180,7 @@ def _backward_kernel(
 ) -> RowKernel:
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
-        formula = formula._replace(rounded=None)  # nothing but those has n
+        formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate use n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = reads | results
     types = BackwardTypes.from_specs(operands, compute, formula=formula)

@@ -84,14 +84,15 @@ class RowForwardSpec(RowNormSpec):
     dtype: DType | None
     residual_dtype: DType | None
     saves: bool  # mean and rstd are outputs
-    # Whether without residual x is the new residual stream; None where there is never a stream.
+    # Without a residual: whether x is the new residual stream; None: the function has no stream.
     streams: bool | None
     eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
         """Return the dtypes of the results that are written, of those of inputs and given results.
 
-        The dtype of a result is that of a given array, else of the spec, else of its input.
+        y has that of the given array, else of the spec, else of x (promoted with weight if that is
+        rounded before); the stream that of residual, else of the spec, else of the given array.
         """
         x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
         residual = dtypes["residual"]
@@ -112,7 +113,7 @@ class RowForwardSpec(RowNormSpec):
 
     @property
     def has_stream(self) -> bool:
-        """Whether a residual stream is an output even if none is written: then it is x itself."""
+        """Whether a residual stream is returned even if none is written: then it is x itself."""
         return bool(self.streams) or self.residual_dtype is not None
 
     def mean_eps(self, width: int) -> float:
@@ -127,9 +128,10 @@ class RowBackwardSpec(RowNormSpec):
     accumulate: bool
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the gradients that are written, of those of inputs and given ones.
+        """Return the dtypes of the gradients to allocate if they are not given.
 
-        One of dx and dresidual stands for both where they have the same dtype, x's.
+        The dtypes are those of inputs and given gradients. One of dx and dresidual stands for both
+        where they have the same dtype, x's.
         """
         x = present(dtypes["x"])
         dx, results = self.x_dtype or dtypes["dx"] or x, {}

@@ -23,7 +23,7 @@ from cunorm.jax._call import Call, replace_interned
 
 
 class SupportsJaxArray(Protocol):
-    """What jax.numpy takes for an array, as Flax's nnx.Param."""
+    """An object that jax.numpy accepts as an array, such as Flax's nnx.Param."""
 
     def __jax_array__(self) -> Array: ...
 
@@ -37,11 +37,11 @@ _ARRAYS = (Array, np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """The operators of a norm. They name a gradient as its operand, with a d before it."""
+    """The operators of a norm."""
 
     forward: OpDef[Any]
     backward: OpDef[Any]
-    # Of the forward's OpSpec, x's dtype and the operands whose gradients are wanted.
+    # Takes the forward's OpSpec, x's dtype, and the operands whose gradients are wanted.
     backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
@@ -53,7 +53,7 @@ class Norm:
             if isinstance(array, Tracer):
                 is_traced = True
             elif not isinstance(array, _ARRAYS):
-                if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
+                if hasattr(array, "__jax_array__"):  # by which jax.numpy converts nnx.Param
                     own = array.__jax_array__()
                     return self(scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
                 argument, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
@@ -67,12 +67,12 @@ class Norm:
 
 
 def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
-    """Return the error of wrong scalars; where JAX traces the wrong one, one that says what to do.
+    """Return the error; if JAX traces the wrong scalar, a clearer one with the remedy.
 
     jax.jit traces all that is passed at the call.
     """
     for one in scalars:
-        scalar = one[0] if isinstance(one, tuple) and one else one  # c is its `typed_key`
+        scalar = one[0] if isinstance(one, tuple) and one else one  # c's `typed_key` begins with c
         wrong = f" is {scalar!r}, "
         if isinstance(scalar, Tracer) and wrong in str(error):
             text = str(error).replace(wrong, " is traced by JAX, ")
@@ -86,7 +86,7 @@ def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
     """Return the forward as a function that JAX compiles for each of the shapes and dtypes.
 
     It is for arrays that nobody differentiates: what `custom_vjp` notes while it is traced must not
-    be shared by several derivatives, so no compiled function contains one.
+    be shared by several derivatives, so no function that several calls share contains one.
     """
 
     def function(arrays: Inputs) -> Results:
@@ -101,7 +101,7 @@ def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
-        # function. This one is of this call alone.
+        # function. This one serves this call alone, so no other derivative shares it.
         function = jax.jit(function)
     return function(_ffi.match_varying_axes(arrays))
 
@@ -116,8 +116,8 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
 
 
 # What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
-# the array of `_note`. JAX keeps one pytree of them for all derivatives of a traced call, but the
-# shape of each array for each of them: nothing else may depend on which operands one wants.
+# the array of `_note`. All derivatives of a traced call share one pytree structure; only the shapes
+# of arrays may differ between them. So the shape of an array notes which operands one wants.
 _Saved = tuple[dict[str, Array | None], Array | HostArray]
 
 

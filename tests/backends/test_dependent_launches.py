@@ -77,7 +77,7 @@ def test_pairs_begin_early_with_the_same_bits(dependent):
 
 @pytest.mark.parametrize("call", [rows, samples])
 def test_a_launch_that_nothing_of_its_call_precedes_does_not(call, dependent):
-    """What is before it may be a kernel of others."""
+    """The kernel before it on the stream may be another library's: it must not start early."""
     with machine(FEATURE) as launches:
         call(OnCupy(), count=0)
     assert [one.build.kernel for one in launches] == ["param_grad"]
@@ -146,7 +146,7 @@ def test_a_graph_and_another_device_launch_it_too(dependent):
     [("param_grad", rows), ("group_norm_forward", samples), ("group_norm_backward", samples)],
 )
 def test_a_kernel_that_does_not_wait_is_found_out_where_it_begins_early(kernel, call, dependent):
-    """So the driver is told of it."""
+    """This shows that the driver was asked for an early start."""
     text = source_text(kernel)
     wrong = text.replace(" wait_for_prerequisites();", " ")
     assert wrong != text

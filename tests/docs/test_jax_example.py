@@ -36,7 +36,7 @@ def trained(printed, trains, fall):
     )
 
 
-BUILD = pytest.mark.real_gpu("JAX does not run on it")
+BUILD = pytest.mark.real_gpu("JAX does not run on the software GPU")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
 
 

@@ -26,8 +26,8 @@ enum Kind : u8 {
 };
 enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
-// From this bit on, an address in a cluster's shared memory has the block's rank + 1. 0: the own
-// block.
+// The bits from this one up hold the block's rank in the cluster + 1, of an address in shared
+// memory; 0 there is the own block.
 constexpr u32 kRankShift = 24;
 
 // Operands are rows of the warp's register file. Row 0 takes unused results.

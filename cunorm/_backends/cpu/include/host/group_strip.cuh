@@ -7,7 +7,7 @@
 
 template <class Column, bool writes_>
 struct TilePackAt {
-  static constexpr bool writes = writes_;  // the pass
+  static constexpr bool writes = writes_;  // whether this pass writes
   index_t sample, line;
   Column column;
   index_t end;  // of the line
@@ -38,7 +38,7 @@ struct ColumnSum : RowSum<B> {
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
 
-// Groups are counted over the samples of the launch.
+// Indices of groups run on from sample to sample of a launch.
 template <class B, bool is_whole = true>
 struct Strip {
   using Part = CountedPart<is_whole>;  // of a pack of channels
@@ -73,7 +73,8 @@ struct Strip {
   }
 
   // The mean of some positions of each channel or, with channels first, of some packs of positions,
-  // as far apart as possible. The mean of 32 elements is mostly within a fifth of the deviation.
+  // as far apart as possible. The mean of 32 elements is mostly within a fifth of the standard
+  // deviation of the true one.
   template <class Add>
   ChannelItems<B> sampled_mean(const Add& add) const {
     const index_t first = part * sizes.part_positions, positions = sizes.positions_of(part);
@@ -134,7 +135,7 @@ struct Strip {
     } else {
       typename B::compute_t values[B::pack] = {}, found = 0;
       const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
-      index_t group = channel / size, end = 0;  // of the channels of the groups before
+      index_t group = channel / size, end = 0;  // the item at which the next group begins
       for (index_t i = 0; i < count; ++i) {
         if (i == end) {
           found = value(first + group++);
@@ -149,14 +150,14 @@ struct Strip {
   }
 
  private:
-  // The distance of the packs that are taken, such that at least `least` or all of them are.
+  // From one pack that is taken to the next, so that at least `least` of them, or all, are taken.
   static index_t sample_step(index_t packs, int least) {
     return std::max<index_t>(1, (packs - 1) / (least - 1));
   }
 
   // f(first, end) for chunks of at most 16 packs: of lines or, with channels first, of columns.
-  // With channels last it visits one part of all lines after the other, so that a loop has few
-  // sums.
+  // With channels last it goes over all lines for one part, then for the next, so that a loop has
+  // few sums.
   template <class F>
   void for_each_chunk(const F& f) const {
     const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);
