@@ -62,8 +62,9 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles at a time. Their number, from which the order of a
-// row's sums follows, depends on the width and on the types of the operands, but not on alignment.
+// The consecutive elements that one thread handles at a time. Their number, from which the order of
+// a row's sums follows, depends on the width and on the types of the operands, but not on
+// alignment.
 template <class T, int size>
 struct Pack {
   T item[size];
