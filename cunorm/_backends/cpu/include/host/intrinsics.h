@@ -3,8 +3,8 @@
 #pragma once
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__) && \
     defined(__GNUC__) && !defined(__clang__) && __has_include(<fmaintrin.h>)
-// The parts of <immintrin.h> that are needed, whose include guard this macro is. GCC 12 takes 0.3 s to
-// read the rest, most of which is for AVX-512.
+// The parts of <immintrin.h> that are needed, whose include guard this macro is. GCC 12 takes 0.3 s
+// to read the rest, most of which is for AVX-512.
 #define _IMMINTRIN_H_INCLUDED
 #include <smmintrin.h>
 // clang-format off: these need the first.
