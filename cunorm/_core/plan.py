@@ -145,6 +145,9 @@ class OpDef(Generic[SpecT]):
     inputs: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
     kinds: tuple[Kind, ...] = field(init=False)  # of inputs and outputs
+    slots_like_x: tuple[int, ...] = field(init=False)  # those of each kind
+    parameter_slots: tuple[int, ...] = field(init=False)
+    statistic_slots: tuple[int, ...] = field(init=False)
     required: tuple[bool, ...] = field(init=False)  # the same
     x: int = field(init=False)
     first_output: int = field(init=False)
@@ -156,7 +159,14 @@ class OpDef(Generic[SpecT]):
 
         put("inputs", tuple(slot.argument for slot in self.input_slots))
         put("outputs", tuple(slot.argument for slot in self.result_slots))
-        put("kinds", tuple(slot.kind for slot in self.input_slots + self.result_slots))
+        kinds = tuple(slot.kind for slot in self.input_slots + self.result_slots)
+        put("kinds", kinds)
+        for name, kind in (
+            ("slots_like_x", Kind.LIKE_X),
+            ("parameter_slots", Kind.PARAMETER),
+            ("statistic_slots", Kind.STATISTIC),
+        ):
+            put(name, tuple(slot for slot, found in enumerate(kinds) if found is kind))
         needed = [slot.is_required for slot in self.input_slots]
         put("required", (*needed, *[False] * len(self.outputs)))
         put("x", self.inputs.index("x"))

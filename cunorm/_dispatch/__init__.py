@@ -24,7 +24,6 @@ from cunorm._core import validate
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
-from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
 from cunorm._core.tensor import (
@@ -173,23 +172,28 @@ def _rows_key(
     if not rows or prod(rows) < 2:
         return None
     strides = contiguous_strides(shape)
-    of_kind = {Kind.LIKE_X: (shape, strides), Kind.PARAMETER: (row, strides[leading_axes:])}
     has_single = 1 in shape  # axes of one element, along which a stride may be any
     key: list[Any] = [leading_axes, row]
-    for array, pointer, kind in zip(arrays[:-1], pointers[:-1], op.kinds, strict=True):
-        if array is None:
-            key.append(None)
-            continue
-        if kind not in of_kind:
-            groups = tuple(array.shape[leading_axes:])
-            of_kind[kind] = (*rows, *groups), contiguous_strides((*rows, *groups))
-            key.append(groups)
-        expected, expected_strides = of_kind[kind]
-        if array.shape != expected or not adapter.is_contiguous(array):
-            return None
-        if has_single and adapter.strides(array) != expected_strides:
-            return None
-        key.append((adapter.memory_type(array), pointer & 15))
+    for slots, expected, expected_strides in (
+        (op.slots_like_x, shape, strides),
+        (op.parameter_slots, row, strides[leading_axes:]),
+        (op.statistic_slots, None, None),
+    ):
+        for slot in slots:
+            array = arrays[slot]
+            if array is None:
+                key.append(None)
+                continue
+            if expected is None:
+                groups = tuple(array.shape[leading_axes:])
+                expected = (*rows, *groups)
+                expected_strides = contiguous_strides(expected)
+                key.append(groups)
+            if array.shape != expected or not adapter.is_contiguous(array):
+                return None
+            if has_single and adapter.strides(array) != expected_strides:
+                return None
+            key.append((adapter.memory_type(array), pointers[slot] & 15))
     return key
 
 
