@@ -62,11 +62,11 @@ def test_a_cache_that_is_not_the_users_alone_or_not_writable_is_not_used(
     tmp_path, monkeypatch, what
 ):
     cache = tmp_path / "cache"
-    if what == "of another":
-        monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
     try:
         spoil(cache, what)
         with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
+            if what == "of another":
+                monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
             assert cunorm.cache_info().folder not in (cache, *cache.parents)
             check()
             assert cunorm.cache_info().libraries == 1
