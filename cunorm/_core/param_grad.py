@@ -26,20 +26,16 @@ class ParamGradTypes(NamedTuple):
         return (self.dweight is not None) + (self.dbias is not None)
 
 
-def total_type(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> DType:
-    """Return the type in which partial sums are added up: a CPU rounds a single wide row."""
-    is_single = parts == 1 and width >= _WIDE and not types.accumulate
-    return types.compute if is_single and isinstance(caps, CpuCaps) else FLOAT64
-
-
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width.
+    """Plan param_grad for rows of partial sums of a width; a CPU rounds a single wide one.
 
     The launch before it is the one that found the sums, if there are any.
     """
-    total, dependent = total_type(types, parts, width, caps), False
+    total, dependent = FLOAT64, False
     if isinstance(caps, CpuCaps):
         columns, part_threads, pack = 1, 1, CPU_PACK
+        if parts == 1 and width >= _WIDE and not types.accumulate:
+            total = types.compute
     else:  # a block's threads along columns and along parts
         dependent = parts > 0 and caps.features.programmatic_launches
         columns, part_threads, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)

@@ -65,7 +65,7 @@ class Lowered(NamedTuple):
     launches: tuple[Launch, ...]  # one of each build
     calls: Callable[[], list[KernelCall]]  # in order; a function, as there may be thousands
     workspace: int  # the bytes that they need
-    # Returns what another number of rows changes, None where it takes other builds.
+    # Returns what another number of rows, of two or more, changes; None if that has other builds.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 

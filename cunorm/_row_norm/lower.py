@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What a row norm's call launches, for its number of rows and for others."""
 
-from functools import partial
-
 from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import DType
-from cunorm._core.param_grad import ParamGradTypes, param_grad_call, total_type
+from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, CallSize, KernelCall, Lowered, Sizes
 from cunorm._row_norm import launches
 from cunorm._row_norm.geometry import Geometry
@@ -45,7 +43,7 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
 
     def sizes_of(rows: int) -> Sizes | None:
         parts, macros = planned.cut(rows)
-        if (macros, total_of(parts)) != own_build:
+        if macros != own_macros:
             return None
         elements, sums_size = rows * row_width, parts * pitch
         offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
@@ -57,8 +55,6 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
         return Sizes(params.outputs * sums_size * itemsize, found)
 
     row_width, itemsize = shape.row_width, types.compute.itemsize
-    own_parts, own_macros = planned.cut(shape.not_empty().rows)
-    total_of = partial(total_type, params, width=row_width, caps=caps)
-    own_build = own_macros, total_of(own_parts)
+    _, own_macros = planned.cut(shape.not_empty().rows)
     size = params.outputs * launch.sums_size * types.compute.itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)
