@@ -95,13 +95,23 @@ class Plan:
 
 
 def with_new_outputs(
-    given: Specs, wanted: dict[str, TensorSpec], first: int
+    slots: tuple[Slot, ...],
+    given: Specs,
+    dtypes: dict[str, DType],
+    new: Callable[[Kind, DType], TensorSpec],
+    first: int,
 ) -> tuple[Specs, tuple[OutputSpec, ...]]:
-    """Return all outputs of a call, whose slots begin at `first`, and those to allocate."""
-    new = {name: spec for name, spec in wanted.items() if given[name] is None}
-    names = [*given]
-    outputs = (OutputSpec(first + names.index(name), spec) for name, spec in new.items())
-    return given | new, tuple(outputs)
+    """Return all outputs of a call, of which those to write have a dtype, and those to allocate.
+
+    Their slots begin at `first`; `new` returns the spec of a new one.
+    """
+    outputs = [
+        OutputSpec(number, new(slot.kind, dtypes[slot.name]))
+        for number, slot in enumerate(slots, first)
+        if slot.name in dtypes and given[slot.name] is None
+    ]
+    allocated = {slots[output.slot - first].name: output.spec for output in outputs}
+    return given | allocated, tuple(outputs)
 
 
 class OpSpec(Protocol):

@@ -70,8 +70,12 @@ def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
     """Return the OpSpec of scalars as the caller gives them."""
     try:
         return op.parse(*scalars)
-    except TypeError:  # one of them is wrong, or cannot be hashed
-        pass
+    except TypeError:
+        return _parse_unhashable(op, scalars)
+
+
+def _parse_unhashable(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
+    """Return the OpSpec of scalars of which one is wrong, or cannot be hashed."""
     hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in scalars])
     with suppress(TypeError, ValueError):  # an error names the scalars as the caller gives them
         return op.parse(*hashable)
@@ -88,7 +92,7 @@ def dispatch(op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: Arrays) -> list
     try:
         spec = op.parse(*scalars)
     except TypeError:
-        spec = parse(op, scalars)
+        spec = _parse_unhashable(op, scalars)
     return dispatch_spec(op, spec, arrays)
 
 

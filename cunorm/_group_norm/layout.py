@@ -7,7 +7,14 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import Kind, Slot, check_compute, check_shape
-from cunorm._core.tensor import WHOLE, OptionalSpec, TensorSpec, collapsed, is_contiguous
+from cunorm._core.tensor import (
+    WHOLE,
+    OptionalSpec,
+    TensorSpec,
+    collapsed,
+    contiguous,
+    is_contiguous,
+)
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31
@@ -68,6 +75,12 @@ class GroupGeometry(NamedTuple):
     def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
         """Return the spec of a new output: dense, in the memory layout of x."""
         return x._replace(dtype=dtype).dense(self.result_axes)
+
+    def new_result(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
+        """Return the spec of a new output; one like x is as `result`, another in C order."""
+        if kind is Kind.LIKE_X:
+            return self.result(dtype, x)
+        return contiguous(self.shape_of(kind), dtype, x.device)
 
 
 def group_geometry(

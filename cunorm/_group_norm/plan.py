@@ -8,10 +8,8 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.dtypes import DType
 from cunorm._core.operands import (
     Kind,
-    Slot,
     Specs,
     arguments,
     dtypes_of,
@@ -31,7 +29,7 @@ from cunorm._core.plan import (
     Plan,
     with_new_outputs,
 )
-from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous, optional_dtype
+from cunorm._core.tensor import WHOLE, OptionalSpecs, optional_dtype
 from cunorm._group_norm.kernels import (
     TABLE,
     GroupBackwardTypes,
@@ -66,7 +64,8 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     names = (*(slot.argument for slot in TABLE.forward_inputs), *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     dtypes = spec.result_dtypes(dtypes_of(inputs))
-    results, outputs = _with_new_results(TABLE.forward_results, given, dtypes, geometry, x, count)
+    new = partial(geometry.new_result, x)
+    results, outputs = with_new_outputs(TABLE.forward_results, given, dtypes, new, count)
     operands = inputs | results
     types = GroupForwardTypes.from_specs(operands, geometry.compute, activation=spec.activation)
     kernel = group_kernel(types, geometry, operands, spec.eps)
@@ -97,7 +96,8 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     dtypes = spec.result_dtypes(dtypes_of(inputs))
     if spec.accumulate:
         validate.accumulators(function, dtypes, given)
-    results, outputs = _with_new_results(TABLE.backward_results, given, dtypes, geometry, x, count)
+    new = partial(geometry.new_result, x)
+    results, outputs = with_new_outputs(TABLE.backward_results, given, dtypes, new, count)
     # Without an activation, n is not needed, nor weight without dx.
     needs_n = spec.activation != "identity"
     reads = inputs if needs_n else inputs | {"bias": None}
@@ -114,25 +114,6 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 # --- both -----------------------------------------------------------------------------------------
-
-
-def _with_new_results(
-    slots: tuple[Slot, ...],
-    given: Specs,
-    dtypes: dict[str, DType],
-    geometry: GroupGeometry,
-    x: TensorSpec,
-    first: int,
-) -> tuple[Specs, tuple[OutputSpec, ...]]:
-    """Return all results, of which those to write have a dtype, and those to allocate."""
-    wanted = {
-        slot.name: geometry.result(dtypes[slot.name], x)
-        if slot.kind is Kind.LIKE_X
-        else contiguous(geometry.shape_of(slot.kind), dtypes[slot.name], x.device)
-        for slot in slots
-        if slot.name in dtypes
-    }
-    return with_new_outputs(given, wanted, first)
 
 
 def _plan(

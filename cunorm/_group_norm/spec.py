@@ -14,6 +14,7 @@ from cunorm._core.types import GroupNeed
 from cunorm._group_norm.kernels import TABLE
 from cunorm.results import GroupNormForward, GroupNormGrads
 
+# The table has names of any kind, of which these are the literals.
 NEEDS: tuple[GroupNeed, ...] = tuple(map(operand_of, TABLE.backward_results))  # type: ignore[arg-type]
 
 

@@ -4,8 +4,9 @@
 from math import prod
 from typing import NamedTuple
 
+from cunorm._core.dtypes import DType
 from cunorm._core.operands import Kind, Slot, check_shape
-from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, TensorSpec
+from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, TensorSpec, contiguous
 
 _WIDTH_LIMIT = 2**31
 
@@ -57,6 +58,10 @@ class Geometry(NamedTuple):
     def axes_of(self, kind: Kind) -> RowAxes:
         """Return where the rows of an operand begin; parameters and statistics are one row."""
         return RowAxes(self.leading_axes, self.rows.groups) if kind is Kind.LIKE_X else WHOLE
+
+    def new_result(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
+        """Return the spec of a new output, in C order."""
+        return contiguous(self.shape_of(kind), dtype, x.device)
 
 
 def row_geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geometry:

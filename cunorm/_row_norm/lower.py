@@ -56,5 +56,5 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
 
     row_width, itemsize = shape.row_width, types.compute.itemsize
     _, own_macros = planned.cut(shape.not_empty().rows)
-    size = params.outputs * launch.sums_size * types.compute.itemsize
+    size = params.outputs * launch.sums_size * itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)

@@ -5,10 +5,10 @@ from functools import partial
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type
-from cunorm._core.operands import Slot, Specs, check_compute, dtypes_of, named, operand_of, present
+from cunorm._core.operands import Specs, check_compute, dtypes_of, named, operand_of, present
 from cunorm._core.param_grad import ParamGradTypes
 from cunorm._core.plan import Aliases, InputCopy, OpDef, OutputSpec, Plan, with_new_outputs
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
+from cunorm._core.tensor import OptionalSpecs, optional_dtype
 from cunorm._row_norm.by_reference import backward_by_reference, forward_by_reference
 from cunorm._row_norm.geometry import Geometry, check_operand, row_geometry
 from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes, RowKernel, row_kernel
@@ -38,7 +38,8 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
             check_compute(function, argument, given[slot.name], compute, _FLOAT64_SOURCE)
     names = (*(slot.argument for slot in TABLE.forward_inputs), *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
-    results, outputs = _with_new_results(TABLE.forward_results, given, dtypes, geometry, x, count)
+    new = partial(geometry.new_result, x)
+    results, outputs = with_new_outputs(TABLE.forward_results, given, dtypes, new, count)
     kernel = _forward_kernel(spec, inputs, results, geometry, compute)
     keeps_x = spec.has_stream and results["residual_out"] is None
     # The stream is written while gate, weight and bias are still to be read. An x that is returned
@@ -113,7 +114,8 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     validate.same_device(function, x, zip(names, specs, strict=True))
     if spec.accumulate:
         validate.accumulators(function, dtypes, given)
-    results, outputs = _with_new_results(TABLE.backward_results, given, dtypes, geometry, x, count)
+    new = partial(geometry.new_result, x)
+    results, outputs = with_new_outputs(TABLE.backward_results, given, dtypes, new, count)
     reads = _read_inputs(spec, inputs, results)
     kernel = _backward_kernel(spec, reads, results, geometry, x_dtype, compute)
     dweight, dbias = (optional_dtype(results[name]) for name in BackwardTypes.sums())
@@ -189,23 +191,6 @@ def _backward_kernel(
 
 
 # --- both -----------------------------------------------------------------------------------------
-
-
-def _with_new_results(
-    slots: tuple[Slot, ...],
-    given: Specs,
-    dtypes: dict[str, DType],
-    geometry: Geometry,
-    x: TensorSpec,
-    first: int,
-) -> tuple[Specs, tuple[OutputSpec, ...]]:
-    """Return all results, of which those to write have a dtype, and those to allocate."""
-    wanted = {
-        slot.name: contiguous(geometry.shape_of(slot.kind), dtypes[slot.name], x.device)
-        for slot in slots
-        if slot.name in dtypes
-    }
-    return with_new_outputs(given, wanted, first)
 
 
 def _plan(

@@ -15,6 +15,7 @@ from cunorm._core.types import Need
 from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm.results import NormForward, NormGrads
 
+# The table has names of any kind, of which these are the literals.
 NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # Options of `rms_norm` with which published models use it.

@@ -349,7 +349,7 @@ def test_what_the_plot_times_is_the_norm_computed_anew_by_each(label, direction)
 def test_a_plot_has_a_panel_of_each_norm_and_direction_with_the_speeds_that_are_printed(
     demo, tmp_path, monkeypatch
 ):
-    figures = pytest.importorskip("matplotlib.figure")
+    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
     drawn = []
     savefig = figures.Figure.savefig
     monkeypatch.setattr(
