@@ -18,8 +18,7 @@ if not TYPE_CHECKING and sys.version_info < (3, 11):  # whose NamedTuple takes n
     NamedTuple = SimpleNamespace(__mro_entries__=lambda bases: (typing._NamedTuple,))
 
 
-# A field of T_co is there in each result: its default of None, which the checkers must ignore, is for
-# `out=`.
+# A field of T_co is in every result. Its default, which type checkers must ignore, is for `out=`.
 
 
 class AddNorm(NamedTuple, Generic[T_co]):
