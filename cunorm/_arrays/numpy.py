@@ -36,7 +36,6 @@ class NumpyAdapter(ArrayAdapter):
     """NumPy: host memory, bfloat16 as ``ml_dtypes.bfloat16``; of subclasses the memory alone."""
 
     name = "numpy"
-    allocates_like = True
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -102,9 +101,7 @@ class NumpyAdapter(ArrayAdapter):
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)
-        if has_model:  # keeps the strides of axes of one element, too; drops metadata of its dtype
-            return partial(np.empty_like, dtype=dtype, subok=False)
-        return lambda model: np.empty(shape, dtype)
+        return lambda model: np.empty(shape, dtype)  # np.empty_like takes twice as long
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         array = np.array(tensor.host_array(view), order="C")

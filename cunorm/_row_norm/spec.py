@@ -187,7 +187,9 @@ def forward_scalars(
     eps_of_sum: bool = False,
 ) -> Scalars:
     """Return a forward's scalars, as the caller gives them but for c, its `typed_key`."""
-    return (function, *options, center, c, eps, dtype, residual_dtype, saves, streams, eps_of_sum)
+    axis, groups, offset, rounded, gate, position = options  # to unpack them below takes longer
+    return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
+            residual_dtype, saves, streams, eps_of_sum)  # fmt: skip
 
 
 def backward_scalars(
