@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
-Calls repeat on the same arrays, with two exceptions for `rms_norm`: `out=` is new memory in each
-call, or x has a new number of rows. Their arrays are allocated before the clock starts and stay
-alive, so that no address occurs twice.
+Calls repeat on the same arrays, with three exceptions for `rms_norm`: `out=` is new memory in each
+call, or x has another number of rows in each call, the first or the second one of that number. The
+arrays are allocated before the clock starts and stay alive, so that no address occurs twice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bench.cases import Call, Operands, Operator
 
 SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
 CALLS = 1000  # in a run
-FIRST_CALLS = 20  # in a run of first calls on a shape
+FEW_CALLS = 100  # in a run of calls on other numbers of rows
 RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
 ROWS, WIDTH = SHAPES[2][1]
 SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
-MAX_ROWS = 1 << 12
+MAX_ROWS = 1 << 13
 
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
@@ -166,12 +166,21 @@ def _memory_timers(
 ) -> dict[tuple[str, str], Timer]:
     many, x = operands["x"], operands["x"][:ROWS]
     norm = partial(cunorm.rms_norm, weight=operands["weight"], eps=RMS_NORM.eps)
+
+    def called_once() -> Any:
+        x = many[: next(rows)]
+        norm(x)
+        return x
+
     return {
         ("new out= in each call", SHAPE): _with_fresh(
             lambda out: norm(x, out=out), lambda: ones_like(x), CALLS
         ),
         ("new number of rows in each call", f"Nx{WIDTH}"): _with_fresh(
-            norm, lambda: many[: next(rows)], FIRST_CALLS
+            norm, lambda: many[: next(rows)], FEW_CALLS
+        ),
+        ("other number of rows, second call", f"Nx{WIDTH}"): _with_fresh(
+            norm, called_once, FEW_CALLS
         ),
         ("x in Fortran order", SHAPE): _repeated(partial(norm, operands["by columns"])),
         ("every other row of x", SHAPE): _repeated(partial(norm, many[: 2 * ROWS : 2])),

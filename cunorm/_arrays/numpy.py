@@ -36,6 +36,7 @@ class NumpyAdapter(ArrayAdapter):
     """NumPy: host memory, bfloat16 as ``ml_dtypes.bfloat16``; of subclasses the memory alone."""
 
     name = "numpy"
+    allocates_like = True
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -101,7 +102,9 @@ class NumpyAdapter(ArrayAdapter):
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)
-        return lambda model: np.empty(shape, dtype)  # np.empty_like takes twice as long
+        if has_model:
+            return lambda model: np.empty(model.shape, dtype)  # np.empty_like takes twice as long
+        return lambda model: np.empty(shape, dtype)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         array = np.array(tensor.host_array(view), order="C")

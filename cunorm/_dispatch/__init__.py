@@ -175,13 +175,12 @@ def _rows_key(
     rows, row = shape[:leading_axes], shape[leading_axes:]
     if not rows or prod(rows) < 2:
         return None
-    strides = contiguous_strides(shape)
     has_single = 1 in shape  # axes of one element, along which a stride may be any
     key: list[Any] = [leading_axes, row]
-    for slots, expected, expected_strides in (
-        (op.slots_like_x, shape, strides),
-        (op.parameter_slots, row, strides[leading_axes:]),
-        (op.statistic_slots, None, None),
+    for slots, expected in (
+        (op.slots_like_x, shape),
+        (op.parameter_slots, row),
+        (op.statistic_slots, None),
     ):
         for slot in slots:
             array = arrays[slot]
@@ -191,11 +190,10 @@ def _rows_key(
             if expected is None:
                 groups = tuple(array.shape[leading_axes:])
                 expected = (*rows, *groups)
-                expected_strides = contiguous_strides(expected)
                 key.append(groups)
             if array.shape != expected or not adapter.is_contiguous(array):
                 return None
-            if has_single and adapter.strides(array) != expected_strides:
+            if has_single and adapter.strides(array) != contiguous_strides(expected):
                 return None
             key.append((adapter.memory_type(array), pointers[slot] & 15))
     return key

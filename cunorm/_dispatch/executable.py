@@ -18,7 +18,6 @@ from cunorm._core.tensor import (
     Shape,
     TensorSpec,
     contiguous,
-    contiguous_strides,
 )
 
 Views = list[Any]  # an ArrayView or None for each array of a call, the workspace last
@@ -135,14 +134,14 @@ class Executable:
         run = self._resize and self._resize(prod(x_shape[:leading_axes]))
         if run is None:
             return None
-        adapter, rows, strides = self._adapter, x_shape[:leading_axes], contiguous_strides(x_shape)
+        adapter, rows = self._adapter, x_shape[:leading_axes]
 
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
             if kind is Kind.PARAMETER:
                 return spec
-            if kind is Kind.LIKE_X:
-                return TensorSpec(x_shape, strides, spec.dtype, spec.device)
-            return contiguous((*rows, *spec.shape[leading_axes:]), spec.dtype, spec.device)
+            is_like_x = kind is Kind.LIKE_X
+            shape = x_shape if is_like_x else (*rows, *spec.shape[leading_axes:])
+            return contiguous(shape, spec.dtype, spec.device)
 
         another = object.__new__(Executable)
         another.__dict__.update(self.__dict__)

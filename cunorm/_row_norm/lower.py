@@ -22,7 +22,7 @@ def workspace_bound(compute: DType, geometry: Geometry, parameters: int, caps: C
 
 
 def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments) -> Lowered:
-    types, shape = kernel.types, kernel.geometry.rows
+    types, shape, outputs = kernel.types, kernel.geometry.rows, params.outputs
     if isinstance(caps, CpuCaps):
         planned = launches.cpu_launch(types, shape, caps)
     elif isinstance(types, ForwardTypes):
@@ -36,7 +36,7 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
     if shape.rows:
         args = kernel.args(sums)
         calls.append(KernelCall(launch, args, shape.elements, planned.row_parts))
-    if params.outputs:
+    if outputs:
         parts = launch.parts if shape.rows else 0
         sizes = (parts, pitch, shape.row_width)
         calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps))
@@ -49,12 +49,12 @@ def lower(kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Ali
         offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
         grid = parts * planned.blocks_per_part
         found = [CallSize(grid, elements, (*offsets, rows))]
-        if params.outputs:
+        if outputs:
             own_grid = calls[1].launch.grid
             found.append(CallSize(own_grid, parts * row_width, (*offsets, parts)))
-        return Sizes(params.outputs * sums_size * itemsize, found)
+        return Sizes(outputs * sums_size * itemsize, found)
 
     row_width, itemsize = shape.row_width, types.compute.itemsize
     _, own_macros = planned.cut(shape.not_empty().rows)
-    size = params.outputs * launch.sums_size * itemsize
+    size = outputs * launch.sums_size * itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)

@@ -91,10 +91,12 @@ def test_every_call_on_new_memory_has_another_address_and_on_new_rows_another_sh
             assert len({address(out) for out in outs}) == len(outs) == 2 * 20
         elif "new number" in call:
             assert len(set(shapes)) == len(shapes) == 2 * 20
+        elif "second call" in call:
+            assert len(set(shapes)) == 2 * 20 and len(shapes) == 2 * 2 * 20
         else:
             assert len(set(shapes)) == 1
             assert len(shapes) == 2 * (1 + 20)
-    assert len(timers) == 2 * 4
+    assert len(timers) == 2 * 5
 
 
 def test_a_run_prints_and_writes_each_call(tmp_path, capsys):
