@@ -9,9 +9,10 @@ arrays are allocated before the clock starts and stay alive, so that no address 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -26,11 +27,11 @@ from bench.cases import Call, Operands, Operator
 
 SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
 CALLS = 1000  # in a run
-FEW_CALLS = 100  # in a run of calls on other numbers of rows
+FEW_CALLS = 50  # in a run of calls on other numbers of rows
 RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
 ROWS, WIDTH = SHAPES[2][1]
 SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
-MAX_ROWS = 1 << 13
+MAX_ROWS, NARROW = 1 << 11, 16  # so few elements that one thread works on them
 
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
@@ -73,7 +74,8 @@ def _with_fresh(call: Callable[[Any], Any], make: Callable[[], Any], most: int) 
 
     def run() -> float:
         calls = min(CALLS, most)
-        kept.extend(make() for _ in range(calls))
+        kept.extend(make() for _ in range(calls + 1))
+        call(kept[-calls - 1])
         start = time.perf_counter()
         for argument in kept[-calls:]:
             call(argument)
@@ -150,10 +152,9 @@ def memory_timers() -> dict[Key, Timer]:
     """Return timers of `rms_norm` on new memory, on new shapes, and on strided arrays."""
     drawn = cases.host_operands(RMS_NORM, "float32", (MAX_ROWS, WIDTH))
     drawn["by columns"] = np.asfortranarray(drawn["x"][:ROWS])
-    rows = iter(range(ROWS + 1, MAX_ROWS))  # shared by both libraries, which may share plans
-    of_numpy = _memory_timers(drawn, rows, np.ones_like)
+    of_numpy = _memory_timers(drawn, np.ones_like)
     tensors = {name: as_torch(array) for name, array in drawn.items()}
-    of_torch = _memory_timers(tensors, rows, torch.ones_like)
+    of_torch = _memory_timers(tensors, torch.ones_like)
     return {
         (f"cunorm rms_norm, {what}", shape, kind): timer
         for kind, found in (("NumPy", of_numpy), ("torch", of_torch))
@@ -162,28 +163,34 @@ def memory_timers() -> dict[Key, Timer]:
 
 
 def _memory_timers(
-    operands: Operands, rows: Iterator[int], ones_like: Callable[[Any], Any]
+    operands: Operands, ones_like: Callable[[Any], Any]
 ) -> dict[tuple[str, str], Timer]:
-    many, x = operands["x"], operands["x"][:ROWS]
-    norm = partial(cunorm.rms_norm, weight=operands["weight"], eps=RMS_NORM.eps)
+    x, weight = operands["x"], operands["weight"]
+    few, numbers = x[:ROWS], iter(random.Random(0).sample(range(2, MAX_ROWS), MAX_ROWS - 2))
+    norm = partial(cunorm.rms_norm, weight=weight, eps=RMS_NORM.eps)
+    narrow_norm = partial(cunorm.rms_norm, weight=weight[:NARROW], eps=RMS_NORM.eps)
+    narrow = ones_like(x[:, :NARROW])
+
+    def other_rows() -> Any:
+        return narrow[: next(numbers)]
 
     def called_once() -> Any:
-        x = many[: next(rows)]
-        norm(x)
-        return x
+        rows = other_rows()
+        narrow_norm(rows)
+        return rows
 
     return {
         ("new out= in each call", SHAPE): _with_fresh(
-            lambda out: norm(x, out=out), lambda: ones_like(x), CALLS
+            lambda out: norm(few, out=out), lambda: ones_like(few), CALLS
         ),
-        ("new number of rows in each call", f"Nx{WIDTH}"): _with_fresh(
-            norm, lambda: many[: next(rows)], FEW_CALLS
+        ("new number of rows in each call", f"Nx{NARROW}"): _with_fresh(
+            narrow_norm, other_rows, FEW_CALLS
         ),
-        ("other number of rows, second call", f"Nx{WIDTH}"): _with_fresh(
-            norm, called_once, FEW_CALLS
+        ("second call on a number of rows", f"Nx{NARROW}"): _with_fresh(
+            narrow_norm, called_once, FEW_CALLS
         ),
         ("x in Fortran order", SHAPE): _repeated(partial(norm, operands["by columns"])),
-        ("every other row of x", SHAPE): _repeated(partial(norm, many[: 2 * ROWS : 2])),
+        ("every other row of x", SHAPE): _repeated(partial(norm, x[: 2 * ROWS : 2])),
     }
 
 
