@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// The activations of gates and group norms: each one's value and derivative at a point.
+// The activations of gates and of group norms: value and derivative at a point.
 //
 //   identity   z                       silu       z s(z)
 //   sigmoid    s(z) = 1 / (1 + e^-z)   tanh       tanh z
 //   relu       max(z, 0)               gelu       z/2 erfc(-z / sqrt 2)
 //   gelu_tanh  z/2 (1 + tanh u) = z s(2u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
-// V is float or double, on a CPU a vector of them; a build picks one of the structs by its name.
-// 1 - s(z) is not computed as a difference, so that tails keep their digits; of s(z) and 1 - s(z)
-// one that is subnormal, or nearly, loses digits or is 0. At an infinity a derivative is its limit
-// (silu's is NaN where results have 16 bits); NaN gives NaN. Compilers drop the value or the
-// derivative where a kernel does not use it.
+// V is float or double; on a CPU it is a SIMD vector of either. A build selects a struct by its
+// name. The complement 1 - s(z) is not computed by subtraction, so it stays accurate in the tails.
+// If s(z) or the complement is subnormal or close to that, it loses digits or becomes 0. At an
+// infinity the derivative is its limit, but silu's is NaN where results have 16 bits. NaN gives
+// NaN. Compilers drop the value or the derivative where a kernel does not use it.
 #pragma once
 #include "math.cuh"
 
@@ -21,8 +21,8 @@ struct Activated {
 
 namespace activations {
 
-// z clamped to [-1000, 1000], so that no power of z is infinite. It is a factor of what is 0
-// outside.
+// Clamps z to [-1000, 1000], so that no power of z is infinite. Beyond these bounds, the
+// derivatives of gelu and gelu_tanh are constant.
 template <class V>
 __device__ inline V bounded(V z) {
   return math::at_most(math::at_least(z, -1000), 1000);
@@ -62,7 +62,7 @@ struct tanh {
   }
 };
 
-// No comparison holds for NaN.
+// NaN fails each comparison, so both results are NaN.
 struct relu {
   template <class V>
   static __device__ Activated<V> at(V z) {
@@ -76,7 +76,7 @@ struct gelu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V cumulative = 0.5f * math::erfc(z * math::constant<V>(-0.70710678118654752440));
-    // e^(-b^2 / 2), with a first-order correction for the rounding of the square.
+    // This is e^(-b^2 / 2), corrected to first order for the rounding of the square.
     const V b = bounded(z), square = b * b, lost = fma(b, b, -square);
     const V e =
         math::exp(-0.5f * square) * fma(lost, math::constant<V>(-0.5), math::constant<V>(1));
@@ -87,7 +87,7 @@ struct gelu {
 struct gelu_tanh {
   template <class V>
   static __device__ Activated<V> at(V z) {
-    constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // of 2u
+    constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // coefficients of 2u
     const V first = math::constant<V>(slope);
     const V b = bounded(z), square = b * b;
     const auto s = math::logistic(b * fma(square, math::constant<V>(cubic), first));

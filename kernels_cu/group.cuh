@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Groups of channels: what both directions are compiled for, where a sample lies in memory, what
-// weight and bias do. What lies contiguous is a line: with channels last the channels of a
-// position, with channels first the positions of a channel.
+// What both directions of group norm share: the macros of a build, where a sample lies in memory,
+// and the arithmetic of weight and bias. A line is contiguous in memory: with channels last it has
+// the channels of a position, with channels first the positions of a channel.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -13,30 +13,30 @@ struct GroupBuild {
   using weight_t = WEIGHT_T;
   using bias_t = BIAS_T;
   using activation = activations::ACTIVATION;
-  static constexpr bool find = FIND;  // the passes that a launch makes
+  static constexpr bool find = FIND;  // which of the three passes a launch makes
   static constexpr bool combine = COMBINE;
   static constexpr bool write = WRITE;
   static constexpr bool channels_last = CHANNELS_LAST;
   static constexpr index_t channels = CHANNELS;    // 0: known only at run time
-  static constexpr index_t groups = GROUPS;        // the same
-  static constexpr int unit_groups = UNIT_GROUPS;  // groups of a tile
-  static constexpr int cluster = CLUSTER;          // blocks that have a unit, or one
-  static constexpr int threads = THREADS;          // of a block
+  static constexpr index_t groups = GROUPS;        // 0: known only at run time
+  static constexpr int unit_groups = UNIT_GROUPS;  // groups per tile
+  static constexpr int cluster = CLUSTER;          // blocks that share a unit; 1: no cluster
+  static constexpr int threads = THREADS;          // per block
   static constexpr int channel_threads = CHANNEL_THREADS;
   static constexpr int position_threads = POSITION_THREADS;
-  static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // that registers must leave room for
-  static constexpr int pack = PACK;                    // elements a thread handles at a time
-  static constexpr int access = ACCESS;                // elements in one access, by alignment
+  static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // minimum, for __launch_bounds__
+  static constexpr int pack = PACK;                    // elements that a thread handles together
+  static constexpr int access = ACCESS;                // elements per memory access
   static constexpr bool async_copies = ASYNC_COPIES;
-  static constexpr bool has_runs = HAS_RUNS;  // of packs, in threads that have many
+  static constexpr bool has_runs = HAS_RUNS;  // whether packs are summed in runs
 };
 
 // Whether the launch that finds sums also writes results.
 template <class B>
 inline constexpr bool one_launch = B::find && B::write;
 
-// Comes before the first access to global memory. Another launch follows one that does not write,
-// or whose sums are still to be added up.
+// Call it before the first access to global memory. Another launch follows if this launch does not
+// write, or if its partial sums must still be added up.
 template <class B, bool has_sums>
 __device__ inline void begin_launch() {
   if constexpr (!B::find) wait_for_prerequisites();
@@ -56,7 +56,7 @@ struct Lines {
 
 // The sizes of a sample, and the number of parts into which its positions are cut.
 struct Sizes {
-  index_t samples, first_sample;  // of the launch
+  index_t samples, first_sample;  // samples of the launch; index of the first
   index_t positions, channels, groups;
   index_t part_positions, parts;
 
@@ -74,7 +74,7 @@ __device__ inline Item<B> of_channel(const ChannelItems<B>& values, At at) {
   return values.item[B::channels_last ? at.index : 0];
 }
 
-// f(i) for each of them.
+// Returns f(i) for each channel i of a thread's packs.
 template <class B, class F>
 __device__ inline ChannelItems<B> for_channels(const F& f) {
   ChannelItems<B> out;
@@ -82,7 +82,7 @@ __device__ inline ChannelItems<B> for_channels(const F& f) {
   return out;
 }
 
-// Values times the weight.
+// Multiplies the values by the weight, if there is one.
 template <class B, class Weight>
 __device__ inline ChannelItems<B> weighted(const ChannelItems<B>& values, const Weight& weight) {
   if constexpr (present<typename B::weight_t>)

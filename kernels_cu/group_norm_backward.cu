@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Group norm, backward: dx, and for each part of each sample sums for dweight and dbias.
+// Group norm, backward: dx, and for each part of each sample partial sums for dweight and dbias.
 //
-//   p  = x - mean,   n = weight * p * rstd + bias                 recomputed: only mean and rstd
-//   are saved h  = dy * g'(n)                                               g: the activation a  =
-//   mean of weight * h,   b = mean of weight * h * r         over a group dx = rstd * (weight * h -
-//   a - r * b) dbias = sum over samples and positions of h,   dweight = the same of h * r
+//   p  = x - mean,   n = weight * p * rstd + bias    recomputed: only mean and rstd are saved
+//   h  = dy * g'(n)                                  g: the activation
+//   a  = mean of weight * h,   b = mean of weight * h * r    over a group
+//   dx = rstd * (weight * h - a - r * b)
+//   dbias = sum of h,   dweight = sum of h * r       over samples and positions
 //
-// The saved mean is rounded, so its error is measured and removed where it counts:
+// The saved mean is rounded, so its error is measured and removed:
 //   correction = mean of p,   r = (p - correction) * rstd
 //
-// As in the forward, sums of parts are found and combined. Each part has a row of sums for dweight,
-// at first of h * p, and a row for dbias; param_grad.cu adds the rows up.
+// As in the forward, each part's sums are found and then combined. Each part also writes a row of
+// sums for dweight (at first of h * p) and a row for dbias; param_grad.cu adds up the rows.
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -19,8 +20,8 @@ struct Build : GroupBuild {
   static constexpr bool identity = same_type<activation, activations::identity>;
   static constexpr bool dweight = DWEIGHT;
   static constexpr bool dbias = DBIAS;
-  static constexpr int sums = 3;                        // added up at a time
-  static constexpr bool reads = find || present<dx_t>;  // the tile
+  static constexpr int sums = 3;                        // reduced together
+  static constexpr bool reads = find || present<dx_t>;  // whether a launch reads the tile
 };
 
 template <class B>
@@ -31,30 +32,30 @@ struct Arguments {
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
   const typename B::compute_t *mean, *rstd;
-  typename B::compute_t* dweight_sums;  // a row of channels for each part of each sample
-  typename B::compute_t* dbias_sums;    // the same; also for dweight alone
+  typename B::compute_t* dweight_sums;  // for each part of each sample, a row of channels
+  typename B::compute_t* dbias_sums;    // like dweight_sums; also needed for dweight
   typename B::compute_t* handed_on;
   Sizes sizes;
 };
 
-enum PartSums { SumH, SumHP, SumP };                  // of h, h * p and p; the first two weighted
-enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: dx needs them
+enum PartSums { SumH, SumHP, SumP };                  // sums of weight * h, weight * h * p, p
+enum GroupFactors { FactorOfP, Offset, Correction };  // factors of a group, for dx
 
 template <class B>
 struct Inputs {
-  TilePacks<B, typename B::dy_t, true> dy;  // for h alone
+  TilePacks<B, typename B::dy_t, true> dy;  // only h needs it
   TilePacks<B, typename B::x_t> x;
   TileItems<B> h;
 };
 
-// What a strip's channels need to compute p and h.
+// The values of a strip's channels from which p and h are computed.
 template <class B>
 struct Channels {
   const Inputs<B>& inputs;
-  ChannelItems<B> mean, factor;  // rstd * weight
+  ChannelItems<B> mean, factor;  // factor: rstd * weight
   either<present<typename B::bias_t>, ChannelItems<B>, absent> bias;
 
-  // visit(item, p, h) for the items of a pack.
+  // Calls visit(item, p, h) for the items of a pack.
   template <class At, class Visit>
   __device__ void for_each_of_pack(At at, Visit visit) const {
     const auto x = inputs.x[at];

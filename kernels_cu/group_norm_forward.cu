@@ -6,16 +6,16 @@
 //   n    = weight * (x - mean) * rstd + bias
 //   y    = g(n)
 //
-// A sample is cut into parts, whose moments about some shift near their mean are found and combined
-// (group_tile.cuh). One rounded mean is not enough (row_norm_forward.cu): what is subtracted is
-// mean + correction.
+// A sample is cut into parts. The moments of each part about a shift near its mean are found and
+// then combined (group_tile.cuh). One rounded mean is not enough (see row_norm_forward.cu), so a
+// correction of the mean is subtracted, too.
 #include "group_tile.cuh"
 #include "math.cuh"
 
 struct Build : GroupBuild {
   using y_t = Y_T;
-  static constexpr int sums = 2;       // added up at a time
-  static constexpr bool reads = true;  // the tile
+  static constexpr int sums = 2;       // reduced together
+  static constexpr bool reads = true;  // whether a launch reads the tile
 };
 
 template <class B>
@@ -24,13 +24,13 @@ struct Arguments {
   Lines<typename B::y_t> y;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  typename B::compute_t *mean, *rstd;  // null: not wanted
+  typename B::compute_t *mean, *rstd;  // null if not wanted
   typename B::compute_t* handed_on;
   Sizes sizes;
   double eps;
 };
 
-enum Moment { SumT, SumTT, Shift };  // of a part: sums of t = x - shift, and of t * t
+enum Moment { SumT, SumTT, Shift };  // per part: sums of t = x - shift and of t * t, and shift
 enum Statistic { Mean, Correction, Rstd };
 
 template <class B, class Strip>
@@ -53,9 +53,9 @@ __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typen
   team.hand_on_moments(strip, add, sums_about);
 }
 
-// Chan's formula: a group's mean is that of its first part plus the mean distance from it, so that
-// a group of equal elements has no rounding error. As the first part may be far from the others,
-// the mean of what is left corrects the mean.
+// Uses Chan's formula. A group's mean is the first part's mean plus the mean distance of all parts
+// from it, so a group of equal elements has no rounding error. The first part may be far from the
+// others, so the mean of the remaining distances is added as a correction.
 template <class B, class Group>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
   using C = typename Group::C;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// A block's tile of a sample. Its positions are a part of the sample's, its groups are a unit; its
-// packs are in shared memory. A thread has packs of the same channels at several positions. If a
-// group has more channels than a block's threads take, a part has some of the channels only.
+// A block's tile of a sample: one part (some positions) of one unit (some whole groups). Its packs
+// are in shared memory. A thread has packs of the same channels at several positions. If a group
+// has more channels than the threads of a block can take, a part has only some of the channels.
 //
-// If one launch makes all passes, the blocks of a cluster have the parts of a unit and send each
-// other their sums; else a launch stores them for the next one. The CPU build replaces this file.
+// If one launch makes all passes, a cluster's blocks have a unit's parts and send each other their
+// sums; else a launch stores its sums for the next launch. The CPU build replaces this file.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
 
-// One of the thread's packs; none is outside the tile.
+// One of the thread's packs. Every pack lies inside the tile.
 struct TilePackAt {
   int index;
   bool live = true;
@@ -20,20 +20,20 @@ template <class B>
 struct Tile {
   static constexpr int group_channels = B::channels / B::groups;
   static constexpr int unit_channels = group_channels * B::unit_groups;
-  static constexpr int units = B::groups / B::unit_groups;  // of a sample
+  static constexpr int units = B::groups / B::unit_groups;  // per sample
   static constexpr int columns = B::channel_threads * (B::channels_last ? B::pack : 1);
-  static constexpr int channel_parts = (unit_channels + columns - 1) / columns;  // of a unit
+  static constexpr int channel_parts = (unit_channels + columns - 1) / columns;  // per unit
   static constexpr int pack_positions = B::channels_last ? 1 : B::pack;
-  static constexpr int step = B::position_threads * pack_positions;  // from pack to pack
+  static constexpr int step = B::position_threads * pack_positions;  // positions from pack to pack
 
   const Sizes& sizes;
-  index_t sample;  // in the launch
+  index_t sample;  // index in the launch
   int unit, part;
-  int row, column;         // of the thread, in the tile
+  int row, column;         // where the thread is in the tile
   index_t channel, first;  // the thread's first channel and position
-  int packs;               // of the thread
+  int packs;               // how many the thread has
 
-  // A launch that only writes goes backwards, as what was read last is in the caches still.
+  // A launch that only writes goes backwards, because the caches still have what was read last.
   __device__ explicit Tile(const Sizes& sizes) : sizes(sizes) {
     const unsigned block = B::find ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     unit = (one_launch<B> ? block / parts() : block) % units;
@@ -52,8 +52,8 @@ struct Tile {
     packs = has_packs ? (length - before + step - 1) / step : 0;
   }
 
-  // Of a part: its number along the positions, its number of positions, its first column in the
-  // unit, its number of channels, and that of each of its groups.
+  // These describe a part: its index along the positions, its number of positions, its first column
+  // in the unit, its number of channels, and the number of channels of each of its groups.
   __device__ static int along(int part) { return part / channel_parts; }
   __device__ int positions(int part) const { return int(sizes.positions_of(along(part))); }
   __device__ static int first_column(int part) { return part % channel_parts * columns; }
@@ -62,7 +62,7 @@ struct Tile {
   }
   __device__ static int channels_of_group(int part) { return min(group_channels, channels(part)); }
 
-  // False for threads at the end of a block that are left over.
+  // False for threads at the end of a block that have nothing to do.
   __device__ bool has_columns() const {
     return inside(row, B::position_threads) && inside(column, columns);
   }
@@ -74,16 +74,16 @@ struct Tile {
   }
   __device__ index_t whole_sample() const { return sizes.first_sample + sample; }
 
-  // Of a group of the tile, among those of all samples.
+  // The index of a group of the tile among the groups of all samples.
   __device__ index_t index_of(int group) const {
     return whole_sample() * sizes.groups + index_t(unit) * B::unit_groups + group;
   }
-  // Where the row of the part's sums for the gradient of a parameter begins.
+  // Where the part's row of partial sums begins.
   __device__ index_t row_of_sums() const {
     return (whole_sample() * sizes.parts + along(part)) * sum_pitch(sizes.channels);
   }
 
-  // Of a pack of the thread in an operand.
+  // The address of one of the thread's packs in an operand.
   template <class T>
   __device__ T* address(const Lines<T>& lines, TilePackAt at) const {
     const index_t position = first + at.index * index_t(step);
@@ -91,7 +91,7 @@ struct Tile {
     return lines.at(whole_sample(), channel) + position;
   }
 
-  // The thread's share of a tile is one strip: of(tile) is computed once.
+  // The thread's share of a tile is one strip, so of(tile) is computed once.
   template <class Visit>
   __device__ void for_each_strip(Visit visit) const {
     visit(*this);
@@ -100,8 +100,8 @@ struct Tile {
   __device__ auto of_strips(Of of) const {
     return [found = of(*this)](const Tile&) { return found; };
   }
-  // f(pack) for at most `max_packs` of the thread's packs, from number `from` on, once they are
-  // copied.
+  // Waits for the copies, then calls f(pack) for at most `max_packs` of the thread's packs, from
+  // index `from` on.
   template <class F>
   __device__ void for_each_pack(F f, int from = 0, int max_packs = 1 << 30) const {
     if constexpr (B::async_copies) async_wait<0>();
@@ -110,8 +110,8 @@ struct Tile {
     for (int i = from; i < to; ++i) f(TilePackAt{i});
   }
 
-  // Sums for each of the thread's channels, to which add(pack, sums) adds. Runs of packs are added
-  // up separately, so that no chain of additions is long.
+  // Returns sums for each of the thread's channels; add(pack, sums) adds a pack to them. Runs of
+  // packs are summed separately, so that no chain of additions is long.
   template <int count, class Add>
   __device__ Pack<ChannelItems<B>, count> sums(Add add) const {
     constexpr int run = 16;
@@ -137,7 +137,7 @@ struct Tile {
     return found;
   }
 
-  // A parameter of the thread's channels.
+  // Loads a parameter of the thread's channels.
   template <class T>
   __device__ auto parameter(const T* parameter) const {
     if constexpr (!present<T>) {
@@ -152,7 +152,7 @@ struct Tile {
     }
   }
 
-  // value(group) for the groups, counted from the tile's first, of the thread's channels.
+  // Returns value(group) for each of the thread's channels. Group 0 is the tile's first group.
   template <class Value>
   __device__ ChannelItems<B> of_groups(Value value) const {
     constexpr bool is_one = !B::channels_last || channel_parts > 1 || group_channels % B::pack == 0;
@@ -186,13 +186,13 @@ struct TilePacks {
   }
 };
 
-// A pack of the tile to be written.
+// A pack of an output.
 template <class B, class T>
 struct TileOutput : OutputPack<B, T> {
   __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, TilePackAt at)
       : OutputPack<B, T>(tile.address(lines, at)) {}
 
-  // With __stcg, as compilers may split a plain store into smaller ones.
+  // Uses __stcg, because compilers may split a plain store into smaller ones.
   __device__ void store(TilePackAt) const {
     Words<B, T> words;
     memcpy(&words, &this->value, sizeof(words));
@@ -201,7 +201,7 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// The values f() of items; every pass computes them anew.
+// The values f() of items. Every pass computes them again.
 template <class B>
 struct TileItems {
   template <class... T>
@@ -212,7 +212,7 @@ struct TileItems {
   }
 };
 
-// Sums over the tile, and the three values that each part of a sample finds of each group.
+// A block's threads: they sum over the tile, and find three values per group in their part.
 template <class B>
 struct GroupTeam {
   using C = typename B::compute_t;
@@ -251,7 +251,7 @@ struct GroupTeam {
 
   __device__ C& of_group(int value, int group) const { return scratch.groups[value][group]; }
 
-  // Hands on the groups' means over the tile, and the tile's sums about these.
+  // Hands on each group's mean over the tile, and the tile's sums about that mean.
   template <class Add, class SumsAbout>
   __device__ void hand_on_moments(const Tile<B>& tile, const Add& add,
                                   const SumsAbout& sums_about) const {
@@ -268,14 +268,14 @@ struct GroupTeam {
       send(group, Values{{found.item[0], found.item[1], scratch.means[group]}});
     });
   }
-  // Hands on sums, the first two times the weight.
+  // Hands on sums; the first two are multiplied by the weight.
   template <class T>
   __device__ void hand_on(const Tile<B>&, const Sums<3>& sums, const T* weight) const {
     add_up(sums);
     for_each_group([&](int group) { send(group, group_sums<3>(group, weight)); });
   }
 
-  // Stores one of the sums of each channel, by the threads that for_each_channel names.
+  // Stores one sum of each channel, in the thread that for_each_channel chooses for the channel.
   __device__ void store(const Tile<B>& tile, const Sums<3>&, int value, C* row) const {
     for_each_channel(tile, [&](index_t channel, int) {
       C sum = 0;
@@ -284,7 +284,7 @@ struct GroupTeam {
       row[channel] = sum;
     });
   }
-  // visit(channel, group) for the tile's channels, which the threads share.
+  // Calls visit(channel, group) for the tile's channels, which are divided among the threads.
   template <class Visit>
   __device__ void for_each_channel(const Tile<B>& tile, Visit visit) const {
 #pragma unroll 1
@@ -292,7 +292,7 @@ struct GroupTeam {
       visit(tile.first_channel() + column, column / group_channels);
   }
 
-  // visit(group) for the tile's groups, each by one warp.
+  // Calls visit(group) for the tile's groups, each in one warp.
   template <class Visit>
   __device__ void for_each_group(Visit visit) const {
     for (int group = threadIdx.x / 32; group < B::unit_groups; group += B::threads / 32)
@@ -318,7 +318,7 @@ struct GroupTeam {
     }
   }
 
-  // Adds up the threads' sums to `slices` sums of each column.
+  // Reduces the threads' sums to `slices` sums of each column.
   template <int count>
   __device__ void add_up(const Sums<count>& sums) const {
     if (tile.has_columns())
@@ -337,7 +337,7 @@ struct GroupTeam {
     }
     __syncthreads();
   }
-  // Sums over a group's columns, by one warp: the first two are weighted.
+  // Sums over a group's columns, in one warp. The first two sums are weighted.
   static constexpr const absent* unweighted = nullptr;
   template <int count, class T>
   __device__ Pack<C, count> group_sums(int group, const T* weight) const {
@@ -362,7 +362,7 @@ struct Group {
   using C = typename B::compute_t;
   struct Part {
     Pack<C, 3> values;
-    C count, mean;  // of its elements, and of the first value over them
+    C count, mean;  // the number of its elements; values.item[0] / count
   };
   const GroupTeam<B>& team;
   int group, lane = threadIdx.x % 32;
@@ -383,8 +383,8 @@ struct Group {
   __device__ void put(int value, C v) const { team.of_group(value, group) = v; }
 };
 
-// visit(group), each by one warp, which combines what the parts handed on; all threads see the
-// result.
+// Waits for the values of all parts, then calls visit(group) for each group, in one warp. All
+// threads see what visit stores.
 template <class B, class Visit>
 __device__ inline void for_each_group(const GroupTeam<B>& team, Visit visit) {
   if constexpr (GroupTeam<B>::is_cluster)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Kernels compute on items: an item is a number on a GPU, a SIMD vector on a CPU.
 //
-// Kernels use the names below. Both machines define each of them: a GPU in these files, a CPU in
-// the files of the same name in cunorm/_backends/cpu/include/host (those of items.cuh in
-// memory.cuh). All other names are shared, or are one machine's own.
+// Kernels use the names below. Each machine defines them: a GPU in these files, a CPU in files of
+// the same name in cunorm/_backends/cpu/include/host (the names of items.cuh in memory.cuh). All
+// other names are shared, or are private to one machine.
 //
 //   items.cuh       Item Items items_per_pack broadcast
 //   memory.cuh      LoadedPack load_pack OutputPack for_each_part for_each_item read write
@@ -27,7 +27,7 @@ inline constexpr int items_per_pack = B::pack;
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
-// An item all of whose elements are v.
+// Returns an item with all elements equal to v.
 template <class B>
 __device__ inline Item<B> broadcast(typename B::compute_t v) {
   return v;

@@ -10,8 +10,8 @@ using ::erfc;
 using ::fabs;
 using ::tanh;
 
-// Where results have 16 bits, the hardware's approximations are near enough: 2^v within 2 ulp, with
-// the error that rounding the argument of an exponential has, and 1 / v within 1 ulp.
+// For results of 16 bits the hardware's approximations are accurate enough: 2^v is within 2 ulp,
+// and 1 / v within 1 ulp. An exponential also has the error of rounding its argument.
 #ifndef APPROXIMATE
 #define APPROXIMATE false
 #endif
@@ -33,7 +33,7 @@ __device__ inline V select(bool condition, V yes, V no) {
   return condition ? yes : no;
 }
 
-// The larger, or the smaller, of v and a bound; NaN stays NaN.
+// The maximum, or the minimum, of v and a bound. NaN stays NaN.
 template <class V>
 __device__ inline V at_least(V v, double bound) {
   return v < static_cast<V>(bound) ? static_cast<V>(bound) : v;
@@ -43,7 +43,7 @@ __device__ inline V at_most(V v, double bound) {
   return v > static_cast<V>(bound) ? static_cast<V>(bound) : v;
 }
 
-// 1 - s = e * s, where s = 1 / (1 + e). It is 0 if e is infinite: saturation makes NaN 0.
+// Returns e * s. It is 1 - s if s = 1 / (1 + e), and 0 if e is infinite: saturation makes NaN 0.
 __device__ inline float saturating_product(float e, float s) {
   asm("mul.ftz.sat.f32 %0, %1, %2;" : "=f"(e) : "f"(e), "f"(s));
   return e;
@@ -52,8 +52,8 @@ __device__ inline double saturating_product(double e, double s) {
   return fmin(e, 0x1.fffffffffffffp1023) * s;
 }
 
-// 1 / v within 1 ulp, for v from 1 to infinity: an approximation, which is 0 from 2^126 on, and one
-// Newton step. CUDA's division has a subroutine for values that do not occur here.
+// Returns 1 / v within 1 ulp, for v from 1 to infinity: an approximation, which is 0 from 2^126 on,
+// and one Newton step. CUDA's division has a subroutine for values that do not occur here.
 __device__ inline float reciprocal(float v) {
   const float approximation = __fdividef(1.0f, v);
   if constexpr (approximate) return approximation;
@@ -62,8 +62,8 @@ __device__ inline float reciprocal(float v) {
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
 
-// s(v) = 1 / (1 + e^-v), 1 - s(v), and v clamped to bounds beyond which one of the two is 0. The
-// complement is computed as a multiple of s(v), so it is 0 where s(v) is 0.
+// s(v) = 1 / (1 + e^-v), the complement 1 - s(v), and v clamped to bounds beyond which s(v) or the
+// complement is 0. The complement is a multiple of s(v), so it is 0 where s(v) is 0.
 template <class V>
 struct Logistic {
   V value, complement, bounded;
@@ -74,8 +74,8 @@ __device__ inline Logistic<V> logistic(V v) {
   return {value, saturating_product(e, value), at_most(at_least(v, -1000), 1000)};
 }
 
-// 1 / sqrt(v), rounded about once: the hardware's approximation and one Newton step, which includes
-// the rounding error of the product. At zero and infinity the step is NaN, the approximation exact.
+// Returns 1 / sqrt(v), rounded about once: the hardware's approximation and a Newton step with the
+// rounding error of the product. At zero and infinity the approximation is exact, the step NaN.
 __device__ inline float reciprocal_root(float v) {
   const float approximation = rsqrtf(v), product = v * approximation;
   const float lost = fma(v, approximation, -product);
@@ -85,7 +85,7 @@ __device__ inline float reciprocal_root(float v) {
 }
 __device__ inline double reciprocal_root(double v) { return 1.0 / sqrt(v); }
 
-// sum / count, rounded once, for a count that the compiler knows: the remainder corrects the
+// Returns sum / count, rounded once, if the compiler knows the count: the remainder corrects the
 // rounded quotient. Infinity and NaN stay as they are.
 template <class C>
 __device__ inline C divided(C sum, C count) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Packs to and from global memory.
 //
-// B::pack divides the width, so a pack lies wholly inside the row or wholly outside it; outside, it
-// reads as zeros and is not stored. B::access is the number of elements that every operand's
-// alignment allows in one access: a misaligned pointer moves the same pack in narrower pieces. The
-// CPU build replaces this file: there a pack may be cut by the end of the row.
+// B::pack divides the width, so a pack lies wholly inside the row or wholly outside it. A pack
+// outside reads as zeros and is not stored. B::access is the number of elements that the alignment
+// of all operands allows in one access: if a pointer is misaligned, the same pack is moved in
+// narrower pieces. The CPU build replaces this file; there the end of a row may cut a pack.
 #pragma once
 #include "items.cuh"
 #include "operations.cuh"
@@ -12,11 +12,11 @@
 // The test that guards every access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
 
-// A pack as it is moved: in words of up to 16 bytes.
+// A pack as it is moved: in words of at most 16 bytes.
 template <class B, class T>
 struct Words {
-  static constexpr int size = int(sizeof(T)), max_items = 16 / size;            // elements
-  static constexpr int items = B::access <= max_items ? B::access : max_items;  // of a word
+  static constexpr int size = int(sizeof(T)), max_items = 16 / size;  // the most elements per word
+  static constexpr int items = B::access <= max_items ? B::access : max_items;  // elements per word
   static constexpr int count = B::pack / items, bytes = items * size;
   using Word = either<bytes == 16, uint4,
                       either<bytes == 8, uint2, either<bytes == 4, unsigned, unsigned short>>>;
@@ -63,8 +63,8 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
   return load_where<B>(inside(column, end), row + column);
 }
 
-// A pack of a row to be written: write() its items, then store() it, which returns the pack as if
-// loaded. read_again is for a CPU: the kernel will soon load it.
+// A pack of an output row. write() sets its items; store() stores it, and returns the pack as if it
+// had been loaded. `read_again` is for a CPU: the kernel will soon load the pack.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
@@ -79,7 +79,7 @@ struct OutputPack {
   }
 };
 
-// f(at) for each part of a pack that is computed on its own.
+// Calls f(at) for each part of a pack that is computed separately. On a GPU that is the whole pack.
 struct PartAt {
   index_t column;
   bool live;
@@ -89,7 +89,7 @@ __device__ inline void for_each_part(index_t column, index_t end, F f) {
   f(PartAt{column, inside(column, end)});
 }
 
-// f(at) for every item of a pack, also of one that is not live: its loads gave zeros, and its
+// Calls f(at) for every item of a pack, even if the pack is not live: its loads gave zeros, and its
 // stores do nothing.
 struct ItemAt {
   int index;
@@ -101,7 +101,7 @@ __device__ inline void for_each_item(const At& at, F f) {
   for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
 }
 
-// Two bfloat16 share a word: one instruction converts each of them.
+// Two bfloat16 share a word, and one instruction converts either of them.
 template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
   if constexpr (same_type<T, bf16> && B::pack % 2 == 0) {
@@ -116,13 +116,13 @@ __device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item
   pack.value.item[at.index] = convert<T>(v);
 }
 
-// v rounded as if it were stored in a T.
+// Rounds v as if it were stored in a T.
 template <class B, class T>
 __device__ inline Item<B> rounded_to(Item<B> v) {
   return convert<Item<B>>(convert<T>(v));
 }
 
-// The operation's identity in place of what lies outside the row.
+// Replaces an item outside the row by the operation's identity.
 template <class B, class Op = Sum>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
   return at.live ? v : Op::template identity<Item<B>>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shared by both directions of the row norms: the macros of a build, where rows lie, and which rows
-// a block has.
+// What both directions of the row norms share: the macros of a build, where rows lie, and which
+// rows a block has.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -12,22 +12,22 @@ struct RowBuild {
   using weight_t = WEIGHT_T;
   using bias_t = BIAS_T;
   using activation = activations::GATE_ACTIVATION;
-  using rounded_t = ROUNDED_T;  // of k * r before weight
+  using rounded_t = ROUNDED_T;  // the type to which k * r is rounded before weight
   static constexpr bool pre_gate = PRE_GATE;
   static constexpr bool post_gate = present<gate_t> && !pre_gate;
   static constexpr bool center = CENTER;
   static constexpr bool weight_offset = WEIGHT_OFFSET;
   static constexpr index_t width = WIDTH;                  // 0: known only at run time
-  static constexpr index_t groups = GROUPS;                // the same
-  static constexpr int threads = THREADS;                  // of a block
-  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
-  static constexpr int pack = PACK;                        // elements a thread handles at a time
-  static constexpr int packs = PACKS;                      // packs that a thread holds at a time
-  static constexpr int blocks_per_sm = BLOCKS_PER_SM;      // that registers must leave room for
-  static constexpr int access = ACCESS;                    // elements in one access, by alignment
+  static constexpr index_t groups = GROUPS;                // 0: known only at run time
+  static constexpr int threads = THREADS;                  // per block
+  static constexpr int threads_per_row = THREADS_PER_ROW;  // exceeds `threads` in a cluster
+  static constexpr int pack = PACK;                    // elements that a thread handles together
+  static constexpr int packs = PACKS;                  // packs that a thread holds at a time
+  static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // minimum, for __launch_bounds__
+  static constexpr int access = ACCESS;                // elements per memory access
 };
 
-// The most leading axes of an operand. With one axis, no division finds a row.
+// The most leading axes that an operand has. With one axis, finding a row needs no division.
 #ifndef ROW_AXES
 #define ROW_AXES 3
 #endif
@@ -58,9 +58,9 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
-// The group of columns that a block or cluster has, and its number among the blocks or clusters of
-// that group. If a row of x has several groups, each with its own statistics, `row` means one
-// group's columns everywhere.
+// The group of columns that a block has, and the block's index among the blocks with that group; a
+// cluster counts as one block. If a row of x has several groups, each with its own statistics,
+// `row` means the columns of one group everywhere.
 struct BlockShare {
   int groups, group, block, blocks;
 
@@ -70,6 +70,6 @@ struct BlockShare {
         block(int(blockIdx.x) / cluster / groups),
         blocks(int(gridDim.x) / cluster / groups) {}
 
-  // The number, among the rows of all groups, of a row of the block's group.
+  // The index of a row of the block's group among the rows of all groups.
   __device__ index_t row_index(index_t row) const { return row * groups + group; }
 };

@@ -14,7 +14,7 @@ struct Sum {
   }
 };
 
-// NaN if any value is NaN.
+// The maximum, or NaN if any value is NaN.
 struct Max {
   template <class V>
   static __device__ V identity() {
@@ -44,7 +44,7 @@ struct Accumulator {
   __device__ void add(V v) { value = Op::of(value, v); }
 };
 
-// Kahan's sum: rounding errors do not add up. An infinite sum has no compensation.
+// Kahan's summation: rounding errors do not add up. An infinite sum has no compensation.
 template <class V>
 struct Accumulator<Sum, V> {
   V value = {}, compensation = {};

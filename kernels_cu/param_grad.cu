@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Adds up the blocks' partial sums to dweight and dbias, in a fixed order, with one rounding. As
-// there may be thousands of parts, more than one are added up in float64.
+// Adds up the blocks' partial sums to dweight and dbias, in a fixed order, and rounds once. Two
+// parts or more are added up in float64, because there may be thousands.
 //
-// A block takes some columns of one of the two. Its threads form part_threads rows of
-// column_threads: a thread adds every part_threads-th part of its columns, then the first row of
-// threads adds the sums of the other rows, in their order.
+// A block takes some columns of one of the two gradients. Its threads form part_threads rows of
+// column_threads threads. A thread adds every part_threads-th part of its columns; then the first
+// row of threads adds the sums of the other rows, in order.
 #include "memory.cuh"
 #include "ptx.cuh"
 
@@ -13,10 +13,10 @@ struct Build {
   using compute_t = TOTAL_T;
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
-  static constexpr bool accumulate = ACCUMULATE;  // onto what dweight and dbias hold
+  static constexpr bool accumulate = ACCUMULATE;  // add to what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
-  static constexpr int pack = PACK;  // columns of a thread
+  static constexpr int pack = PACK;  // columns per thread
   static constexpr int access = 1;
   struct Scratch {
     compute_t sums[part_threads][column_threads][pack];
@@ -25,13 +25,13 @@ struct Build {
 
 template <class B>
 struct Arguments {
-  const typename B::sums_t *dweight_sums, *dbias_sums;  // part p at p * stride
+  const typename B::sums_t *dweight_sums, *dbias_sums;  // part p begins at p * stride
   typename B::dweight_t* dweight;
   typename B::dbias_t* dbias;
   index_t parts, stride, width;
 };
 
-// `block` is the block's number among those of the gradient.
+// `block` is the block's index among the blocks of this gradient.
 template <class B, class T>
 __device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* sums,
                                  T* gradient, index_t block, typename B::Scratch& scratch) {

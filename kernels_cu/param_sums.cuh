@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Sums over the rows that a block walks, for the gradients of the parameters: one sum per column.
 //
-// Up to thirty-two rows are added up to recent sums, and these are added to totals, so that no
+// Up to 32 rows are added to recent sums, and the recent sums are then added to totals, so that no
 // chain of additions is long. A thread has the sums of its own columns:
 //
 //   rows are    recent sums are in    totals are in
 //   held        registers             shared memory
 //   streamed    shared memory         the block's row of partial sums
 //
-// If shared memory has no room, global memory takes its place. Blocks of different groups of
-// columns write the same rows of partial sums, each its own columns. The CPU build replaces this
+// If shared memory has no room, global memory takes its place. Blocks with different groups of
+// columns share the rows of partial sums: each writes its own columns. The CPU build replaces this
 // file.
 #pragma once
 #include "streamed.cuh"
 
 inline constexpr int max_recent_rows = 32;
 
-// Adds to a pack of the row of partial sums; if it has not `begun`, the row holds none yet.
+// Adds to a pack of the row of partial sums. Unless `begun`, the row holds no sums yet.
 template <class B, class C>
 __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> sums, bool begun) {
   const auto before = load_where<B>(at.live && begun, row + at.column);
@@ -24,7 +24,7 @@ __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> 
   store_where<B>(at.live, row + at.column, sums);
 }
 
-// Sums over rows that are held. The teams of a block add up their totals at the end.
+// Sums over held rows. At the end, the totals of a block's teams are added up.
 template <class B>
 struct HeldSums {
   using C = typename B::compute_t;
@@ -32,8 +32,8 @@ struct HeldSums {
   static constexpr bool several = Team<B>::per_block > 1;
   static_assert(B::sums_in_shared || !several, "teams meet in shared memory");
 
-  C* totals;  // value v of thread t at v * threads + t
-  C* row;     // of partial sums
+  C* totals;  // value v of thread t is at v * threads + t
+  C* row;     // the block's row of partial sums
   ItemSums<B> recent[B::packs];
   bool begun = false;
 
@@ -59,7 +59,7 @@ struct HeldSums {
     begun = true;
   }
 
-  // To the row of partial sums.
+  // Writes the totals to the row of partial sums.
   __device__ void finish(const Walk<B>& walk) const {
     if constexpr (several)
       add_teams();
@@ -87,8 +87,8 @@ struct HeldSums {
   }
 };
 
-// Sums over streamed rows. In shared memory, recent sums lie as HeldSums' totals do; in global
-// memory, in a second row.
+// Sums over streamed rows. Recent sums are in shared memory, in the order of HeldSums' totals, or
+// in a second row of global memory.
 template <class B>
 struct StreamedSums {
   using C = typename B::compute_t;
@@ -96,7 +96,7 @@ struct StreamedSums {
   static_assert(Team<B>::per_block == 1, "a block's threads have columns of their own");
 
   C* recent;
-  C* row;  // of partial sums
+  C* row;  // the block's row of partial sums
   bool begun = false, recent_begun = false;
 
   __device__ StreamedSums(C* sums, const BlockShare& share, SharedMemory& memory) {
@@ -135,7 +135,7 @@ struct StreamedSums {
   }
 };
 
-// For a gradient that is not wanted.
+// Takes the place of sums for a gradient that is not wanted.
 template <class B>
 struct NoSums {
   using C = typename B::compute_t;
@@ -157,14 +157,14 @@ template <class B>
 struct ParamSums {
   ColumnSums<B, B::dweight> dweight;
   ColumnSums<B, B::dbias> dbias;
-  int rows = 0;  // in the recent sums
+  int rows = 0;  // rows in the recent sums
 
   template <class Arguments>
   __device__ ParamSums(const Arguments& arguments, const Walk<B>& walk, SharedMemory& memory)
       : dweight(arguments.dweight_sums, walk.share, memory),
         dbias(arguments.dbias_sums, walk.share, memory) {}
 
-  // add(dweight, dbias), with the sums of a pack of columns.
+  // Calls add(dweight, dbias) with the sums of a pack of columns.
   template <class Add>
   __device__ void add(const PackAt<B>& at, Add add) {
     auto&& to_dweight = dweight.open(at);
@@ -173,7 +173,7 @@ struct ParamSums {
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);
   }
-  // After a row.
+  // Call it after each row.
   __device__ void end_row(const Walk<B>& walk) {
     dweight.end_row();
     dbias.end_row();
@@ -193,8 +193,8 @@ struct ParamSums {
   }
 };
 
-// For each streamed row: found = find(row); then for each chunk reload(found, chunk), and for each
-// pack write(found, at, dweight, dbias), which adds to the sums.
+// For each streamed row, calls found = find(row). Then it calls reload(found, chunk) for each
+// chunk, and for each pack of the chunk write(found, at, dweight, dbias), which adds to the sums.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {

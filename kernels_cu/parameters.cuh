@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What weight and bias do to the normalised row:
+// Applies weight and bias to the normalised row:
 //
 //   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
 #pragma once
@@ -24,14 +24,14 @@ struct Parameters {
     bias.load(chunk);
   }
 
-  // What multiplies k * r.
+  // The factor of k * r.
   template <class At, class ItemAt>
   __device__ Item<B> factor(const At& at, ItemAt item) const {
     auto w = read<B>(weight[at], item);
     if constexpr (B::weight_offset) w += weight_offset;
     return w;
   }
-  // n of k * r as rounded.
+  // Returns n for a k * r from as_rounded.
   template <class At, class ItemAt>
   __device__ Item<B> affine(Item<B> k_r, const At& at, ItemAt item) const {
     constexpr bool has_weight = present<typename B::weight_t>;
@@ -43,7 +43,7 @@ struct Parameters {
   }
 };
 
-// k * r, rounded as the weight multiplies it.
+// Rounds k * r to rounded_t, if present.
 template <class B>
 __device__ inline Item<B> as_rounded(Item<B> k_r) {
   if constexpr (present<typename B::rounded_t>) k_r = rounded_to<B, typename B::rounded_t>(k_r);

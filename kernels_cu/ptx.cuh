@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Shared memory of the launch's size, launches that overlap, asynchronous copies, and clusters of
-// blocks, by inline PTX where CUDA C++ has nothing as simple. The CPU build replaces this file.
+// Dynamic shared memory, dependent launches, asynchronous copies, and clusters of blocks. Inline
+// PTX does what CUDA C++ cannot do as simply. The CPU build replaces this file.
 #pragma once
 #include "memory.cuh"
 
-// Hands out parts of the shared memory whose size the launch gives, one after the other. They are
-// aligned for every type.
+// Hands out the dynamic shared memory in parts, which are aligned for every type.
 struct SharedMemory {
   unsigned char* next;
 
@@ -30,18 +29,18 @@ __device__ inline void prefetch_pack(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// ---- Dependent launches, from compute capability 9.0 on: the second launch begins while the first
-// runs, if the host allows it (Launch.dependent of _core/build.py), and else after it.
+// ---- Dependent launches, from compute capability 9.0 on. If the host allows it (Launch.dependent
+// of _core/build.py), the second launch begins while the first still runs.
 
-// In the first launch: once every block has called it or ended, blocks of the second may begin.
-// Only builds with a second launch call it, as an unrelated kernel may read before it waits.
+// Once each block of the first launch has called this or ended, the second launch may begin. Builds
+// without a second launch do not call it: an unrelated next kernel may not wait before it reads.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// In the second launch: waits until the first has ended, and then sees what that stored. Each
-// thread calls it before it touches global memory, so the second launch ends after the first.
+// Each thread of the second launch calls wait_for_prerequisites before it touches global memory. It
+// waits there until the first launch has ended and the first launch's stores are visible.
 __device__ inline void wait_for_prerequisites() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -66,7 +65,7 @@ __device__ inline void async_copy(void* shared, const void* global) {
                  : "memory");
 }
 
-// Ends a group, be it empty.
+// Ends a group, which may be empty.
 __device__ inline void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits for all groups but the newest `pending`.
@@ -75,19 +74,19 @@ __device__ inline void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Packs of an operand in shared memory. Words of neighbouring threads are neighbours, so that there
-// are no bank conflicts.
+// Packs of an operand in shared memory. Neighbouring threads have neighbouring words, so there are
+// no bank conflicts.
 template <class B, class T>
 struct SharedPacks {
   using Moved = Words<B, T>;
   using Word = typename Moved::Word;
   Word* words;
 
-  // `packs` for each thread.
+  // Makes room for `packs` packs of each thread.
   __device__ SharedPacks(SharedMemory& memory, int packs)
       : words(memory.take<Word>(packs * Moved::count * B::threads)) {}
 
-  // Starts to copy a pack to the thread's pack `number`, or copies it at once.
+  // Copies a pack to the thread's pack `number`, asynchronously or at once.
   template <bool async = true>
   __device__ void copy(int number, const T* pack) const {
     const auto* const from = reinterpret_cast<const Word*>(pack);
@@ -111,22 +110,22 @@ struct SharedPacks {
 };
 
 // ---- Clusters, from compute capability 9.0 on: blocks that store to each other's shared memory.
-// The size of a cluster is a macro, as CuPy's launches have no attribute for it.
+// The size of a cluster is a macro, because CuPy's launches have no attribute for it.
 #if CLUSTER > 1
 #define CLUSTER_LAUNCH __cluster_dims__(CLUSTER, 1, 1)
 #else
 #define CLUSTER_LAUNCH
 #endif
 
-// The number of the block in its cluster.
+// The rank of the block in its cluster.
 __device__ inline int cluster_rank() {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// An mbarrier. Its phase ends when one thread has told it how many bytes to expect, and they have
-// arrived.
+// An mbarrier. Its phase ends when one thread has told it how many bytes to expect and that many
+// bytes have arrived.
 using Arrivals = unsigned long long;
 
 __device__ inline void begin_arrivals(Arrivals& arrivals) {
@@ -134,9 +133,9 @@ __device__ inline void begin_arrivals(Arrivals& arrivals) {
                : "memory");
 }
 
-// A thread calls cluster_begun when its arrivals are initialized, and wait_for_cluster before its
-// first send: it waits until all threads of the cluster have called cluster_begun. It then sees
-// their initialized arrivals, but no other stores.
+// All threads call cluster_begun, after they have initialized arrivals, and wait_for_cluster before
+// their first send. wait_for_cluster waits until all threads of the cluster have called
+// cluster_begun. Then the initialized arrivals are visible, but no other stores.
 __device__ inline void cluster_begun() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n\t"
@@ -154,9 +153,9 @@ __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
       : "memory");
 }
 
-// Waits for the end of a phase, even or odd, and then sees the data that have arrived. As in
-// CUTLASS, it acquires at the block's scope though the data come from the cluster: an acquire at
-// the cluster's scope would invalidate the L1 cache, which holds no shared memory.
+// Waits for the end of a phase, even or odd. Then the data that have arrived are visible. As in
+// CUTLASS, the acquire is at block scope, although the data come from the cluster: an acquire at
+// cluster scope would invalidate the L1 cache, which holds no shared memory.
 __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
   for (int ended = 0; !ended;)
     asm volatile(
@@ -168,7 +167,7 @@ __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
         : "memory");
 }
 
-// Stores a value to *address in block `rank`; its bytes count as arrivals there.
+// Stores a value to *address in block `rank`. The bytes count as arrivals in that block.
 template <class T>
 __device__ inline void cluster_send(T value, T* address, Arrivals& arrivals, int rank) {
   const auto there = [&](const void* shared) {

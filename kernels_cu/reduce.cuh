@@ -6,7 +6,7 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// Of one thread, over the packs of a chunk: value i is that of item i of all packs.
+// Reduces over a thread's packs of a chunk: value i is the result over the items i of all packs.
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
@@ -21,7 +21,7 @@ struct ItemReduction {
     static_assert(same_type<Op, Sum>, "a product is added");
     values.item[at.index] = fma(a, b, values.item[at.index]);
   }
-  // Over all items; it overwrites the values.
+  // Returns the result over all items. It overwrites the values.
   __device__ Item<B> result() {
     fold<items_per_pack<B> / 2>();
     return values.item[0];
@@ -37,7 +37,7 @@ struct ItemReduction {
 template <class B>
 using ItemSums = ItemReduction<B>;
 
-// Of one thread, over the chunks of a row.
+// Reduces over a thread's chunks of a row.
 template <class B, class Op = Sum>
 struct RowReduction {
   using Operation = Op;
@@ -50,7 +50,7 @@ struct RowReduction {
 template <class B>
 using RowSum = RowReduction<B>;
 
-// Every thread of each aligned run of `threads` lanes of a warp gets the results over the run.
+// Reduces over aligned runs of `threads` lanes of a warp. Every lane gets its run's results.
 template <int threads, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   static_assert(threads <= 32 && (threads & (threads - 1)) == 0,
@@ -63,22 +63,22 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
 
-// The least power of two that is not less, but at most a warp's lanes.
+// The least power of two that is at least `values`, but no more than a warp's 32 lanes.
 __device__ constexpr int lanes_for(int values) {
   int lanes = 1;
   while (lanes < values && lanes < 32) lanes *= 2;
   return lanes;
 }
 
-// What the warps of a block exchange. Two halves used in turn: a warp may write its next values
-// while another still reads the last ones, so one barrier a reduction is enough.
+// Values that a block's warps exchange. Reductions alternate between two halves, so one barrier
+// each is enough: a warp may write its next values while another still reads the previous values.
 template <class C, int warps>
 struct BlockScratch {
   static constexpr int max_values = 3;
   C values[2][warps][max_values];
 };
 
-// Every thread of the block gets the results over the block. `turn` counts this thread's calls.
+// Reduces over a block. Every thread gets the results. `turn` counts this thread's calls.
 template <int warps, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
                                               int& turn) {
@@ -95,10 +95,10 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   return warp_all_reduce<lanes, Op>(v);
 }
 
-// What the warps of a cluster send to each of its blocks. Two halves are enough: a thread that has
-// received one turn's values from all warps knows that these have read those of the turn before, as
-// a warp's shuffles consume what it read before it sends the next. A block waits for all that is
-// sent to it, so nothing is sent to one that has ended.
+// Values that a cluster's warps send to each block. Two halves are enough: a warp sends a turn's
+// values only after its shuffles have used the values of the turn before. So a thread that has
+// received a turn's values from all warps may overwrite the values of the turn before. A block
+// waits for all values that are sent to it, so nothing is sent to a block that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {
   Arrivals arrivals[2];
@@ -109,7 +109,7 @@ struct ClusterScratch : BlockScratch<C, warps> {
   }
 };
 
-// The same over the blocks of a cluster, of which each has so many warps.
+// Reduces over the blocks of a cluster, each of `warps` warps. Every thread gets the results.
 template <int warps, int blocks, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
@@ -135,15 +135,14 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   return warp_all_reduce<lanes, Op>(v);
 }
 
-// The threads that share a row: threads_per_row of them. Up to a warp's worth, a block holds
-// several teams and each takes its own row; beyond that the block is one team, or the cluster of
-// blocks is, for long rows.
+// The threads_per_row threads that share a row. Teams of at most 32 threads share a block, and each
+// takes its own row. A larger team is a block or, for long rows, a cluster of blocks.
 template <class B>
 struct Team {
   using C = typename B::compute_t;
   static constexpr int threads = B::threads_per_row;
-  static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // of its cluster
-  static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // of a block
+  static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // per cluster
+  static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // per block
   static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
   using Scratch = either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>;
 
@@ -162,7 +161,7 @@ struct Team {
       return threadIdx.x % threads;
   }
 
-  // Every thread of the team gets the results over the team, of reductions by one operation.
+  // Completes reductions by one operation over the team. Every thread gets the results.
   template <class First, class... Others>
   __device__ Pack<C, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
     using Op = typename First::Operation;

@@ -13,11 +13,11 @@ inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::
 template <class B>
 inline constexpr bool streamed = B::width > chunk_width<B>;
 
-// A streamed row may have nearly 2^31 columns, and its last chunk may end beyond.
+// A streamed row may have nearly 2^31 columns, so its last chunk may end beyond 2^31.
 template <class B>
 using column_t = either<streamed<B>, index_t, int>;
 
-// One of the packs that a thread holds, where it begins in the row, and whether it is inside.
+// A pack that a thread holds: its index, its first column, and whether it is inside the row.
 template <class B>
 struct PackAt {
   int index;
@@ -28,7 +28,7 @@ struct PackAt {
 template <class B>
 struct Chunk {
   column_t<B> first;  // where the thread's first pack begins
-  column_t<B> end;    // of the row; 0 for a team that has no row
+  column_t<B> end;    // where the row ends; 0 if the team has no row
 
   template <class F>
   __device__ void for_each_pack(F f) const {
@@ -36,7 +36,7 @@ struct Chunk {
     for (int i = 0; i < B::packs; ++i) {
       constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
       const column_t<B> column = first + i * of_all;
-      // If no thread's pack is beyond the row, all that is tested is whether there is a row.
+      // If no pack can be beyond the row, test only whether the team has a row.
       const bool is_full =
           streamed<B> ? B::width % chunk_width<B> == 0 : (i + 1) * of_all <= B::width;
       f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
@@ -44,44 +44,44 @@ struct Chunk {
   }
 };
 
-// Which rows of a group a team takes. All blocks move through memory together. If a block has
-// several teams, the last ones may find no row left.
+// The rows of a group that a team takes. The blocks take neighbouring rows at the same time. If a
+// block has several teams, the last teams may find no row left.
 template <class B>
 struct Row;
 template <class B>
 struct Walk {
   Team<B>& team;
   BlockShare share;
-  index_t rows;  // of the group
-  int thread;    // of the team
+  index_t rows;  // rows of the group
+  int thread;    // the thread's index in the team
 
-  // The last number is a row's width: a CPU's walk needs it.
+  // The last parameter is the width of a row, which only a CPU uses.
   __device__ Walk(Team<B>& team, const BlockShare& share, index_t rows, index_t)
       : team(team), share(share), rows(rows), thread(team.thread()) {}
 
-  // A row of the team, which may be beyond the last.
+  // The team's row `number`, which may lie beyond the last row.
   __device__ Row<B> row(index_t number) const {
     const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
     return {*this, number, share.row_index(row), inside(row, rows)};
   }
 
-  // Whether most blocks of the grid run at once, so that the latency of one more load shows.
+  // Whether most blocks of the grid run at once. If so, no other block hides the latency of a load.
   static __device__ bool is_short() { return gridDim.x <= 512; }
 
-  // All columns, as of some row.
+  // Stands for any row: all rows have the same columns.
   __device__ Row<B> whole_row() const { return {*this, 0, 0, true}; }
 
   template <class Visit>
   __device__ void for_each_row(Visit visit) const {
     for (index_t number = 0; first_row(number) < rows; ++number) {
       Row<B> row = this->row(number);
-      if constexpr (Team<B>::per_block == 1) row.exists = true;  // compilers do not find this
+      if constexpr (Team<B>::per_block == 1) row.exists = true;  // compilers cannot deduce this
       visit(row);
     }
   }
 
  private:
-  __device__ index_t first_row(index_t number) const {  // of the block's teams
+  __device__ index_t first_row(index_t number) const {  // the row of the block's first team
     return (share.block + number * share.blocks) * Team<B>::per_block;
   }
 };
@@ -89,8 +89,8 @@ struct Walk {
 template <class B>
 struct Row {
   const Walk<B>& walk;
-  index_t number;  // in the walk
-  index_t index;   // among the rows of all groups
+  index_t number;  // index in the walk
+  index_t index;   // index among the rows of all groups
   bool exists;
 
   __device__ Row after(int rows) const { return walk.row(number + rows); }
@@ -104,12 +104,12 @@ struct Row {
   __device__ Chunk<B> chunk(column_t<B> begin) const {
     return {begin + walk.thread * B::pack, exists ? column_t<B>(B::width) : 0};
   }
-  // All of the thread's, of a row that is held.
+  // All of the thread's packs of a held row.
   __device__ Chunk<B> columns() const { return chunk(0); }
 };
 
-// An operand's packs of a row, as they are stored. `once` is for a CPU: even of a streamed row, the
-// kernel loads no pack a second time.
+// An operand's packs of a row, as they are stored. `once` is for a CPU: the kernel loads each pack
+// only once, even if the row is streamed.
 template <class B, class T, bool once = false>
 struct RowPacks {
   const T* row;
@@ -123,7 +123,7 @@ struct RowPacks {
       chunk.for_each_pack(
           [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
   }
-  // Into the second-level cache.
+  // Prefetches into the second-level cache.
   __device__ void prefetch(const Chunk<B>& chunk) const {
     if constexpr (present<T>)
       chunk.for_each_pack([&](auto at) {
@@ -140,7 +140,7 @@ using ParameterPacks = RowPacks<B, T>;
 template <class B, class T, bool read_again = false>
 using RowOutput = OutputPack<B, T, read_again>;
 
-// An operand's packs of rows to come, on their way to shared memory.
+// An operand's packs of the next rows, which are being copied to shared memory.
 template <class B, class T>
 struct StagedPacks {
   SharedPacks<B, T> shared;
@@ -148,7 +148,7 @@ struct StagedPacks {
   __device__ explicit StagedPacks(SharedMemory& memory)
       : shared(memory, present<T> ? B::stages * B::packs : 0) {}
 
-  // Starts the copies of the thread's packs.
+  // Starts to copy the thread's packs.
   template <class Packs>
   __device__ void copy(const Packs& packs, const Row<B>& row, int slot) const {
     if constexpr (present<T>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Row norms, backward: dx, the residual stream's gradient, dgate, and sums for dweight and dbias,
-// in one kernel. x is what was normalised, so what the forward calls s.
+// in one kernel. x is what was normalised, which the forward calls s.
 //
 //   p       = x * g(gate)    if pre-gate, else x
 //   r       = (p - mean) * rstd                                            mean only if center
@@ -17,9 +17,9 @@
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
-// Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
-// (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that no wanted gradient
-// needs are absent.
+// Each block sums for dweight and dbias over the rows that it walks, and writes one row of partial
+// sums (param_sums.cuh). param_grad.cu adds up these rows in a fixed order. Operands that no wanted
+// gradient needs are absent.
 #include "math.cuh"
 #include "param_sums.cuh"
 #include "parameters.cuh"
@@ -35,10 +35,10 @@ struct Build : RowBuild {
   // Whether the gradient of p is needed.
   static constexpr bool dp =
       present<dx_t> || present<dresidual_t> || (present<dgate_t> && pre_gate);
-  // Whether a row is reduced: if not, the first pass over it computes nothing.
+  // Whether the kernel reduces over a row. If not, the first pass over the row computes nothing.
   static constexpr bool reduces = center || dp;
-  static constexpr int stages = STAGES;                   // rows on their way to shared memory
-  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // where that has room
+  static constexpr int stages = STAGES;                   // rows copied ahead to shared memory
+  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether there is room
 };
 
 template <class B>
@@ -59,7 +59,7 @@ struct Arguments {
   Number<C> k, weight_offset;
 };
 
-enum RowSums { SumP, SumDr, SumPDr };  // of p - mean, of dr / k, and of their products
+enum RowSums { SumP, SumDr, SumPDr };  // sums of p - mean, dr / k, their product
 
 // The activated gate and its derivative at each item of a pack.
 template <class B>
@@ -72,7 +72,7 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
   return activated;
 }
 
-// The operands that have one element for each row. Only those that are needed are loaded.
+// The operands that have one element for each row. load() loads only the needed ones.
 template <class B>
 struct RowScalars {
   typename B::compute_t rstd = 0, mean = 0;
@@ -124,7 +124,7 @@ struct BackwardRow {
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {}
 
-  // All but dresidual_out, which the first pass over a streamed row does not need.
+  // Loads all inputs but dresidual_out, which the first pass over a streamed row does not need.
   template <class Chunk>
   __device__ void load(const Chunk& chunk) {
     dy.load(chunk);
@@ -227,10 +227,9 @@ struct BackwardRow {
   }
 };
 
-// Inputs of the next rows, on their way to shared memory, each row in a slot. A result may share
-// the memory of an input: only the thread that copies a pack writes there, after it has taken the
-// pack. No barrier is needed: a thread takes only what it copied itself, and then copies to the
-// same place.
+// Inputs of the next rows, which are being copied to shared memory, each row to a slot. A thread
+// takes only the packs that it copied itself, so no barrier is needed. A result may share the
+// memory of an input: only the thread that copied a pack writes there, after it has taken the pack.
 template <class B>
 struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
@@ -242,7 +241,7 @@ struct StagedRows {
       : dy(memory), x(memory), gate(memory), dresidual_out(memory) {}
 
   __device__ void copy(const Arguments<B>& arguments, const Row<B>& row, int slot) const {
-    const BackwardRow<B> inputs(arguments, row);  // for their addresses
+    const BackwardRow<B> inputs(arguments, row);  // only its addresses are used
     dy.copy(inputs.dy, row, slot);
     x.copy(inputs.x, row, slot);
     gate.copy(inputs.gate, row, slot);
@@ -250,7 +249,7 @@ struct StagedRows {
     async_commit();
   }
 
-  // Takes a row from the slot whose copies were started first, once they have arrived.
+  // Waits until the slot whose copies were started first is complete, and takes its row.
   __device__ void take(BackwardRow<B>& inputs, const Row<B>& row, int slot) const {
     async_wait<B::stages - 1>();
     dy.take(inputs.dy, row, slot);
@@ -260,9 +259,9 @@ struct StagedRows {
   }
 };
 
-// Rows that are held; `place` says where a row lies, and which columns are the thread's. A thread
-// has its packs of all operands in registers, and its sums for their columns. It waits for the
-// others once a row, in `find_factors`.
+// Processes held rows. `place` says where a row lies, and which columns are the thread's. A thread
+// holds its packs of all operands in registers, and the sums for their columns. It waits for the
+// other threads of its team once per row, in `find_factors`.
 template <class B>
 __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>& team,
                                           const Walk<B>& walk) {
@@ -273,8 +272,8 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   RowScalars<B> next_scalars;
   int slot = 0;
 
-  // Load the parameters once, and start to load one row for each slot. Rows beyond the last have no
-  // columns.
+  // Load the parameters once, and start to copy one row to each slot. Rows beyond the last row have
+  // no columns.
   parameters.load(walk.whole_row().columns());
   if constexpr (B::stages > 0) {
     for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
@@ -282,7 +281,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   }
 
   walk.for_each_row([&](const auto& place) {
-    // Load the row from its slot, which the next row takes at once; without slots, from memory.
+    // Load the row: from its slot, to which a later row is then copied, or from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
     if constexpr (B::stages > 0) {
@@ -305,7 +304,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Reduce over the team, and find the factors.
     row.find_factors(arguments, team, row_sums);
 
-    // Store. Gates are recomputed: to keep two numbers an item would take too many registers.
+    // Store. Gates are recomputed: two numbers per item would take too many registers.
     columns.for_each_pack([&](auto at) {
       sums.add(at, [&](auto& dweight, auto& dbias) {
         row.write(at, row.gates(at), parameters, dweight, dbias);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Row norms, backward, of streamed rows: those too long for the team's registers on a GPU, all rows
-// on a CPU. The first pass finds the factors, chunk by chunk; the second one reads the row
-// backwards and writes the gradients.
+// Row norms, backward, for streamed rows: on a GPU rows too long for the team's registers, on a CPU
+// all rows. The first pass finds the factors, chunk by chunk. The second pass reads the row again,
+// on a GPU backwards, and writes the gradients.
 #pragma once
 #include "streamed.cuh"
 
 template <class B>
 struct StreamedBackwardRow : BackwardRow<B> {
-  HeldPacks<B, GatePack<B>, false> gates_held;  // on a CPU; a GPU recomputes them
+  HeldPacks<B, GatePack<B>, false> gates_held;  // a CPU may keep the gates
 
   __device__ StreamedBackwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
       : BackwardRow<B>(arguments, row), gates_held(row) {}

@@ -2,7 +2,7 @@
 // Row norms, forward: RMSNorm, LayerNorm, L2 norm and the generic normalize, with the residual
 // stream and a gate.
 //
-//   s    = x + residual                 rounded to residual_out's type; the norm reads that
+//   s    = x + residual                 rounded to residual_out's type before the norm reads it
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
@@ -10,12 +10,13 @@
 //   n    = k * r * (weight + weight_offset) + bias         k * rstd is one factor
 //   y    = n * g(gate)    if post-gate, else n
 //
-// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 its error is thousands of
-// ulps of the result. So the row is shifted by about its mean, and the mean of the rest corrected:
+// One rounded mean is not enough: for a row of mean 1e4 and deviation 1, its rounding error is
+// thousands of ulps of the result. So the row is shifted by about its mean, and the mean of the
+// shifted row is subtracted as a correction:
 //   t = p - shift,   correction = mean(t),   q = t - correction
 //   mean(q * q) = mean(t * t) - correction^2
-// With a shift within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, so
-// the difference stays accurate. The shift of a row that is held is its rounded mean.
+// If the shift is within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, so
+// the difference stays accurate. The shift of a held row is its rounded mean.
 #include "math.cuh"
 #include "parameters.cuh"
 
@@ -23,9 +24,9 @@ struct Build : RowBuild {
   using residual_t = RESIDUAL_T;
   using residual_out_t = RESIDUAL_OUT_T;
   using y_t = Y_T;
-  using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // of s
+  using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // the type of s
   static constexpr bool writes_stream = present<residual_out_t>;
-  static constexpr bool reduces = true;  // over each row; a backward need not
+  static constexpr bool reduces = true;  // over each row; some backwards do not reduce
 };
 
 template <class B>
@@ -38,12 +39,12 @@ struct Arguments {
   Rows<typename B::residual_out_t> residual_out;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  C *mean, *rstd;               // null: not wanted
+  C *mean, *rstd;               // null if not wanted
   index_t rows, groups, width;  // rows of each group
   Number<C> k, eps, weight_offset;
 };
 
-// A pack of p: of the stored s, or of computed items where a gate multiplies s.
+// A pack of p: a pack of the stored s, or computed items if a gate multiplies s.
 template <class B>
 using PackOfP = either<B::pre_gate, Items<B>, LoadedPack<B, typename B::stream_t>>;
 
@@ -68,7 +69,7 @@ struct ForwardRow {
         gate(row.of(arguments.gate)),
         parameters(arguments, row.walk.share) {}
 
-  // Returns s, rounded as it is stored. It stores s if that is a result.
+  // Returns s, rounded to the type in which it is stored. Stores s if it is a result.
   template <class At>
   __device__ auto make_stream(At at) const {
     if constexpr (!B::writes_stream) {
@@ -98,7 +99,7 @@ struct ForwardRow {
     }
   }
 
-  // From the sums of t and of t * t.
+  // Finds correction and variance from the sums of t and of t * t.
   __device__ void find_moments(const Pack<C, 2>& sums, C width) {
     correction = math::divided(sums.item[0], width);
     variance = fma(-correction, correction, math::divided(sums.item[1], width));
@@ -119,7 +120,7 @@ struct ForwardRow {
     RowOutput<B, typename B::y_t> output(y);
     for_each_item<B>(at, [&](auto item) {
       auto q = read<B>(p, item);
-      if constexpr (B::center) q = (q - shift) - correction;  // their sum is rounded
+      if constexpr (B::center) q = (q - shift) - correction;  // shift + correction would be rounded
       auto n = parameters.affine(as_rounded<B>(q * factor), at, item);
       if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
       write(output, item, n);
@@ -128,9 +129,9 @@ struct ForwardRow {
   }
 };
 
-// A row that is held; `place` says where it lies, and which columns are the thread's. A thread has
-// its packs of all operands in registers. It waits for the others in `all_reduce`: lanes of a warp
-// shuffle, a block has a barrier, a cluster waits for what its blocks send.
+// Processes a held row. `place` says where it lies, and which columns are the thread's. A thread
+// holds its packs of all operands in registers. It waits for the other threads in `all_reduce`: at
+// a shuffle of a warp, at a barrier of a block, or for the values that a cluster's blocks send.
 template <class B>
 __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& team,
                                       const Row<B>& place) {
@@ -139,7 +140,7 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   ForwardRow<B> row(arguments, place);
 
   // Load. Compilers move loads, but not prefetches, down to where they are needed. In a short grid,
-  // what is needed last is prefetched, so that all of it waits for memory at the same time.
+  // late operands are prefetched, so that all loads wait for memory at the same time.
   if (place.walk.is_short()) {
     row.parameters.weight.prefetch(columns);
     row.parameters.bias.prefetch(columns);
@@ -168,7 +169,7 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
     for_each_p([&](auto item, auto v) { p_sums.add(item, v); });
     row.shift = math::divided(team.all_reduce(p_sums).item[0], width);
     for_each_p([&](auto item, auto v) {
-      const auto t = clear_outside<B>(v - row.shift, item);  // where v is 0, but t is not
+      const auto t = clear_outside<B>(v - row.shift, item);  // t is not 0 outside the row
       t_sums.add(item, t);
       square_sums.add_product(item, t, t);
     });

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Row norms, forward, of streamed rows: those too long for the team's registers on a GPU, all rows
-// on a CPU. The first pass finds the factors, chunk by chunk; the second one reads the row
-// backwards and writes y.
+// Row norms, forward, for streamed rows: on a GPU rows too long for the team's registers, on a CPU
+// all rows. The first pass finds the factors, chunk by chunk. The second pass reads the row again,
+// on a GPU backwards, and writes y.
 //
-// The shift of a centered row is the mean of its first chunk. If that is more than half a deviation
-// from the mean, the first pass is repeated.
+// The shift of a centered row is the mean of its first chunk. If the shift is more than half a
+// deviation from the row's mean, the first pass is repeated.
 #pragma once
 #include "streamed.cuh"
 
 template <class B>
 struct StreamedForwardRow : ForwardRow<B> {
-  RowPacks<B, typename B::stream_t> stream;  // s, to be read in the second pass
+  RowPacks<B, typename B::stream_t> stream;  // s, which the second pass reads
   HeldPacks<B, PackOfP<B>> p;
 
   __device__ StreamedForwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
@@ -31,8 +31,8 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
   StreamedForwardRow<B> row(arguments, place);
   const C width = C(row_width(arguments));
 
-  // Each visits the items of p: load_and_visit of a new chunk, visit_loaded of the chunk that was
-  // loaded last, reload_and_visit of a chunk whose s is loaded again.
+  // These visit the items of p: load_and_visit in a new chunk, visit_loaded in the chunk that was
+  // loaded last, reload_and_visit in a chunk whose s is loaded again.
   const auto visit_pack = [&](auto at, const auto& visit) {
     const auto& pack = row.p[at];
     for_each_item<B>(at, [&](auto item) { visit(item, read<B>(pack, item)); });
@@ -72,7 +72,7 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
     const auto add_chunk = [&](const auto& chunk, const auto& visit_chunk) {
       ItemSums<B> t_sums, tt_sums;
       visit_chunk(chunk, [&](auto item, auto v) {
-        const auto t = clear_outside<B>(v - shift, item);  // where v is 0, but t is not
+        const auto t = clear_outside<B>(v - shift, item);  // t is not 0 outside the row
         t_sums.add(item, t);
         tt_sums.add_product(item, t, t);
       });

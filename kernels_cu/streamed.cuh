@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows that are too long to be held. A team goes over them chunk by chunk; in the second pass
-// backwards, as what was read last is still in the caches. The CPU build replaces this file.
+// Rows that are too long to be held. A team goes over a row chunk by chunk, in the second pass
+// backwards, because the caches still have what was read last. The CPU build replaces this file.
 #pragma once
 #include "row.cuh"
 
@@ -8,7 +8,7 @@ template <class B>
 struct StreamedRow : Row<B> {
   __device__ StreamedRow(const Row<B>& row) : Row<B>(row) {}
 
-  // The first chunk's columns, over all threads.
+  // The number of columns of the first chunk, over all threads.
   static __device__ index_t first_width() { return chunk_width<B>; }
 
   template <class F>
@@ -25,7 +25,6 @@ struct StreamedRow : Row<B> {
     f(this->chunk(0));
     for_each_next_chunk(f);
   }
-  // Backwards.
   template <class F>
   __device__ void for_each_chunk_in_second_pass(F f) const {
     for (index_t begin = (B::width - 1) / chunk_width<B> * chunk_width<B>; begin > 0;
@@ -35,7 +34,7 @@ struct StreamedRow : Row<B> {
   }
 };
 
-// What a thread computed of the last chunk. The second pass recomputes it.
+// The values that a thread computed for the last chunk. The second pass recomputes them.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V packs[B::packs];
@@ -50,7 +49,7 @@ struct HeldPacks {
   }
 };
 
-// write(find(row), row) for each row of a team.
+// Calls write(find(row), row) for each row of a team.
 template <class B, class Find, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, Find find, Write write) {
   walk.for_each_row([&](const StreamedRow<B>& row) {

@@ -35,7 +35,7 @@ struct Either<false, First, Second> {
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
 
-// A number among a kernel's arguments, all of which take eight bytes.
+// A number among a kernel's arguments, each of which takes eight bytes.
 template <class C>
 struct alignas(8) Number {
   C value;
@@ -62,9 +62,8 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles at a time. Their number, from which the order of
-// a row's sums follows, depends on the width and on the types of the operands, but not on
-// alignment.
+// The consecutive elements that one thread handles together. Their number determines the order of a
+// row's sums, and depends on the width and on the types of the operands, but not on alignment.
 template <class T, int size>
 struct Pack {
   T item[size];
@@ -72,8 +71,8 @@ struct Pack {
 template <int size>
 struct Pack<absent, size> {};
 
-// f(0), f(1), ... f(count - 1) with constant arguments, so that arrays that they index can stay in
-// registers.
+// Calls f(0), f(1), ... f(count - 1). The arguments are constants, so that arrays which they index
+// can stay in registers.
 template <int count, int first = 0, class F>
 __device__ inline void unrolled(const F& f) {
   if constexpr (first < count) {
@@ -82,5 +81,5 @@ __device__ inline void unrolled(const F& f) {
   }
 }
 
-// From one row of sums in memory to the next: whole cache lines of a CPU.
+// The distance between rows of sums in memory: a whole number of a CPU's cache lines.
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }

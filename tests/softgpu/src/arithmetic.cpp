@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Arithmetic, operations on bits, and comparisons. Approximate instructions return the correctly
-// rounded value, except those of float64 that define only its upper half.
+// rounded value, or its upper half if the instruction defines only that half.
 #include <fenv.h>
 
 #include <algorithm>
@@ -143,12 +143,12 @@ template <auto f, int n>
 constexpr Real real() {
   return {in_float32<f, n>, each_of<f, double, n>()};
 }
-// NaN if either is NaN.
+// Returns NaN if either is NaN.
 template <class T>
 T lesser_or_nan(T a, T b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
 }
-// 0 where the divisor is above 2^126, as div.approx and div.full may.
+// Returns 0 if the divisor is above 2^126, as div.approx and div.full may.
 template <class T>
 T divided_approximately(T a, T b) {
   if (sizeof(T) == 4 && std::fabs(b) > T(0x1p126) && std::isfinite(b))
@@ -195,7 +195,7 @@ const std::map<std::string, Real> reals = {
     {"tanh", in_float64<std::tanh>()},
 };
 
-// d = a compared with b, negated if the variant is 1.
+// Sets d to the result of comparing a with b, negated if the variant is 1.
 template <auto compare, class T, bool ftz = false>
 void set_predicate(Warp& w, const Instruction& i, u32 lanes) {
   const u64 *const a = w.row(i.source[0]), *const b = w.row(i.source[1]), negated = i.variant;
@@ -227,7 +227,7 @@ constexpr auto less = comparison<[]<class T>(T a, T b) { return a < b; }>();
 constexpr auto less_or_equal = comparison<[]<class T>(T a, T b) { return a <= b; }>();
 constexpr auto ordered = comparison<[]<class T>(T a, T b) { return a == a && b == b; }>();
 
-// Comparisons that end in u are true for NaN: each is the negation of one that is false for NaN.
+// Comparisons that end in u are true for NaN: each negates a comparison that is false for NaN.
 struct Compared {
   const Comparison& how;
   bool swapped, negated;

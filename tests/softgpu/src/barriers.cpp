@@ -5,7 +5,7 @@
 namespace sg {
 namespace {
 
-// What an instruction does at a block's barrier.
+// The operation of an instruction at a block's barrier.
 enum BarrierOp : u8 { kSync, kArrive, kAll, kAny, kCount };
 
 u32 waiting(const Warp& w, size_t barrier) {
@@ -36,8 +36,8 @@ void release(Block& b, size_t barrier) {
   bar.arrived = bar.expected = bar.yes = 0;
 }
 
-// Releases the threads of a barrier once all expected ones have arrived. Without a number, all live
-// threads are expected.
+// Releases the threads of a barrier once all expected threads have arrived. If no number is given,
+// all live threads are expected.
 void check_block_barriers(Block& b) {
   for (size_t k = 0; k < std::size(b.barriers); ++k) {
     const Barrier& bar = b.barriers[k];

@@ -19,8 +19,8 @@ struct Bfloat {
   explicit operator double() const { return double(from_bits<float>(u64(bits) << 16)); }
 };
 
-// Rounds to odd: the last bit of the float32 is 1 if the value is inexact, so that rounding again
-// gives what one rounding would.
+// Rounds to odd: the last bit of the float32 is 1 if the value is inexact. So a second rounding
+// gives the same as a single one.
 float rounded_to_odd(double v) {
   const float f = float(v);
   if (double(f) == v || std::isnan(v) || std::isinf(v)) return f;
@@ -49,8 +49,8 @@ double rounded_to_integer(double v, int rounding) {
   }
 }
 
-// To an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0, or the upper bit alone if
-// either type has 64 bits. Values out of range become the limit.
+// Converts to an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0, or the upper bit
+// alone if either type has 64 bits. Values out of range become the nearest limit.
 template <class From>
 u64 integer_of(double v, const Instruction& i) {
   const int bits = 8 * i.bytes;
@@ -80,7 +80,7 @@ void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
   apply<u64>(w, i, lanes, [=](u64 v) { return ((v & mask) ^ sign) - sign; });
 }
 
-// To a floating-point type, under the current rounding mode.
+// Converts to a floating-point type, under the current rounding mode.
 template <class To, class From>
 void to_real(Warp& w, const Instruction& i, u32 lanes) {
   u64* const d = w.row(i.dest[0]);
@@ -100,7 +100,7 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// Two float32 to a pair of halves. The first is the upper one.
+// Converts two float32 to a pair of halves. The first one becomes the upper half.
 template <class To>
 void to_pair(Warp& w, const Instruction& i, u32 lanes) {
   const auto half = [](float v) { return half_of<To>(double(v)).bits; };

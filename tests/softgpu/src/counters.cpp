@@ -42,7 +42,7 @@ static Watched* find_watched(Warp& w, u64 address) {
   return &found;
 }
 
-// An instruction mostly accesses the same memory as before.
+// An instruction mostly accesses the memory that it accessed before.
 Watched* watched_at(Warp& w, const Instruction& i, u64 address) {
   const bool same = i.watch == running->watch->number && i.watched;
   if (same && address - i.watched->begin < i.watched->end - i.watched->begin) return i.watched;
@@ -97,7 +97,7 @@ u64 bits_set(const std::vector<u64>& bits) {
   return n;
 }
 
-// The wavefronts of an access: the most words that lanes read from one of the 32 banks.
+// The number of wavefronts of an access: the most words that it needs from one of the 32 banks.
 u64 wavefronts(u32 lanes, u8* const* at, u32 bytes) {
   std::set<u64> words;
   for_lanes(lanes, [&](int lane) {
@@ -109,7 +109,7 @@ u64 wavefronts(u32 lanes, u8* const* at, u32 bytes) {
   return *std::max_element(of_bank, of_bank + 32);
 }
 
-// With 8 bytes a lane, half a warp is served at a time; with 16, a quarter.
+// With 8 bytes per lane, half a warp is served at a time; with 16 bytes, a quarter.
 void count_shared(u32 lanes, u8* const* at, u32 bytes, SharedCounts& counts) {
   ++counts.accesses;
   const int together = bytes <= 4 ? 32 : int(128 / bytes);

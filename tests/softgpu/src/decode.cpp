@@ -38,7 +38,7 @@ class Decoder {
   void declare_variable(Space);
   int constant(u64 value);
   int special(const std::string& name);              // -1: none
-  int find_register(const std::string& name) const;  // the same
+  int find_register(const std::string& name) const;  // -1: none
   const Variable* find_variable(const std::string& name) const;
 
   void block_item(const Token&);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Launches that may begin while the launch before them runs: each thread waits for it, before it
-// touches an array. Here it has always ended; what is missing is found all the same.
+// Launches that may begin while the launch before them runs. Each thread must wait for that launch
+// before it touches an array. Here that launch has always ended, but a missing wait is still found.
 #include "lanes.h"
 
 namespace sg {
 
-// Variables of modules are left out: no kernel of cunorm has any, but tests put some into its text.
+// Variables of modules are not checked: no kernel of cunorm has one, but tests add some.
 void need_waited(Warp& w, const Instruction& i, u32 lanes, u8* const* at) {
   if (__builtin_expect(!running->launch.dependent, 1)) return;
   for_lanes(lanes & ~w.waited, [&](int lane) {

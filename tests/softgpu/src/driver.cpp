@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Settings, errors, the simulated devices, and their memory. It is memory of the process, and the
-// driver records each allocation.
+// Settings, errors, the simulated devices, and their memory. A device's memory is memory of the
+// process, and the driver records each allocation.
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -147,8 +147,8 @@ const Range* range_of(u64 address) {
   return address < after->second.end ? &after->second : nullptr;
 }
 
-// An array begins as NaNs and has a guard page before and after it. Variables of modules have no
-// guard pages: a process may have 65530 mappings, and adjacent ones count as one.
+// An array begins as NaNs, with a guard page before and after it. Variables of modules have no
+// guard pages: a process may have 65530 mappings, and adjacent mappings count as one.
 u64 allocate(size_t bytes, int device, bool is_array) {
   const size_t room = (bytes + kPage - 1) / kPage * kPage;
   u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
@@ -173,7 +173,7 @@ static void release(const Range& r) {
 }
 
 static thread_local int device_in_use = 0;
-static thread_local bool has_context = false;  // until one is made current
+static thread_local bool has_context = false;  // true once a context is made current
 int current_device() { return device_in_use; }
 void need_context() {
   if (!has_context) throw Error{kInvalidContext, "this thread has no current context"};
@@ -252,7 +252,7 @@ int cuCtxSetCurrent(u64 context) {
     has_context = true;
   });
 }
-// As the runtime's: a thread without a context has the first device.
+// A thread without a context has the first device, as in the CUDA runtime.
 int cuCtxGetDevice(int* device) { return *device = device_in_use, 0; }
 
 int cuMemAlloc_v2(u64* address, size_t bytes) {
@@ -262,8 +262,7 @@ int cuMemAlloc_v2(u64* address, size_t bytes) {
     if (!*address) throw Error{kOutOfMemory, format("%zu bytes are not left", bytes)};
   });
 }
-// Frees the memory when the stream reaches this point, so that later use and use on other streams
-// is an error.
+// Frees the memory when the stream reaches this point. Later use on any stream is an error.
 int cuMemFreeAsync(u64 address, u64 stream) {
   return status_of([&] {
     const auto found = ranges.find(address);

@@ -176,7 +176,7 @@ void launch(Function* f, const Launch& l, const u8* params) {
 
 using namespace sg;
 
-// Copies the parameters now. `values` has a pointer to each.
+// Copies the parameters now. `values` has a pointer to each parameter.
 static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** values) {
   check_launch(*f, l);
   Stream& stream = stream_of(handle);
@@ -189,7 +189,7 @@ static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** valu
   enqueue(stream, [=] { launch(f, l, bytes->data()); });
 }
 
-// What CuPy does not call through the runtime, which would make a context.
+// Runs a call that needs a context. CuPy makes it without the runtime, which would create one.
 template <class Work>
 int with_context(Work work) {
   return status_of([&] {
@@ -297,7 +297,7 @@ int cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** values, void**) 
     enqueue_launch(f, l, c->stream, values);
   });
 }
-// The number of clusters that run at a time. 0: there is no room for such a cluster.
+// Returns in n how many clusters run at a time. 0 means that there is no room for one.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
   return with_context([&] {
     const Launch l = launch_of(*c);

@@ -33,8 +33,8 @@ inline u64 to_bits(T v) {
   }
 }
 
-// Calls f(lane) for each lane in the mask. If all take part, the loop has a fixed length, so that
-// it vectorizes.
+// Calls f(lane) for each lane in the mask. For a full mask the loop has a fixed length, so that it
+// vectorizes.
 template <class F>
 inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
   if (lanes == 0xffffffffu) {
@@ -62,7 +62,7 @@ template <auto f, class... Sources>
 void each(Warp& w, const Instruction& i, u32 lanes) {
   apply<Sources...>(w, i, lanes, f);
 }
-// The same for a number of sources of one type.
+// An instruction that applies f to `sources` sources of type T.
 template <auto f, class T, int sources>
 constexpr Operation each_of() {
   if constexpr (sources == 1)
@@ -78,18 +78,18 @@ template <class T>
 inline T flushed(T v) {
   return std::fabs(v) < std::numeric_limits<T>::min() ? std::copysign(T(0), v) : v;
 }
-// If one is NaN, returns the other. -0 is less than 0.
+// Returns the lesser number. If one is NaN, returns the other. -0 is less than 0.
 template <class T>
 inline T lesser(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
   if (a == b) return std::signbit(a) ? a : b;
   return a < b ? a : b;
 }
-// Makes an instruction run under its own rounding mode if that is not to nearest.
+// Makes an instruction run under its own rounding mode, if that mode is not to nearest.
 void set_rounding(Instruction&);
 
-// An operation for each type at the end of an instruction's name. b32 and pred use the one of u32;
-// a predicate is its lowest bit.
+// An operation for each type with which an instruction's name may end. b32 and pred use the
+// operation of u32; a predicate is the lowest bit.
 struct ByType {
   Operation u16 = nullptr, s16 = nullptr, u32 = nullptr, s32 = nullptr, u64 = nullptr,
             s64 = nullptr;
@@ -106,7 +106,7 @@ struct ByType {
 };
 
 // The families of instructions. Each function sets the operation of the instruction, and returns
-// false if it does not support it.
+// false if it does not support the instruction.
 bool choose_arithmetic(Instruction&, const Opcode&);
 bool choose_comparison(Instruction&, const Opcode&);
 bool choose_conversion(Instruction&, const Opcode&);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Barriers in shared memory, and asynchronous stores between the blocks of a cluster. A barrier of
-// the receiving block counts their bytes.
+// the receiving block counts the bytes of the stores.
 #include <algorithm>
 
 #include "lanes.h"
@@ -8,8 +8,8 @@
 namespace sg {
 namespace {
 
-// Returns the barrier at an address. Its state is kept here and not in shared memory, whose content
-// PTX leaves opaque.
+// Returns the barrier at an address. Its state is kept here and not in shared memory, because PTX
+// does not define how an mbarrier is stored.
 Mbarrier& mbarrier_at(Warp& w, const Instruction& i, int lane, u64 address, Space space,
                       AccessKind kind, Block** owner = nullptr) {
   u64 addresses[32];
@@ -30,7 +30,7 @@ u64 address_in(Warp& w, const Instruction& i, int lane) {
   return w.row(i.source[0])[lane] + u64(i.offset);
 }
 
-// Ends the phase if all have arrived: the messages' data become visible to the waiting threads.
+// Ends the phase if all threads and bytes have arrived: waiting threads see the messages' data.
 void check_phase(Block& b, Mbarrier& m) {
   if (m.pending || m.bytes) return;
   for (const Message& message : m.messages) {

@@ -207,8 +207,8 @@ void copy_now(u8* to, const u64 from, u32 bytes) {
   memcpy(to, reinterpret_cast<const u8*>(from), bytes);
 }
 
-// Checks the addresses and records the copies. If copies are early, the data arrive now, but only
-// the wait orders them.
+// Checks the addresses and records the copies. If copies are early, the data arrive now, but
+// reading the data before the wait is still a race.
 void begin_copies(Warp& w, const Instruction& i, u32 lanes) {
   const u32 bytes = u32(w.row(i.source[2])[0]);
   const u64 *const to = w.row(i.source[0]), *const from = w.row(i.source[1]);
@@ -280,7 +280,7 @@ bool choose_atomic(Instruction& i, const Opcode& op) {
   return i.run != nullptr;
 }
 
-// No access; but of memory that there is, as a kernel that prefetches other memory has a mistake.
+// A prefetch is no access, but prefetching memory that is not allocated is a mistake.
 bool choose_prefetch(Instruction& i, const Opcode& op) {
   i.run = [](Warp& w, const Instruction& i, u32 lanes) {
     Pointers p;

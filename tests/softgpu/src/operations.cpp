@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Finds the family of an opcode. Moves, shuffles and votes of a warp, and instructions that do
+// Finds the family of an opcode. Runs moves, shuffles and votes of a warp, and instructions that do
 // nothing here.
 #include <algorithm>
 
@@ -36,7 +36,7 @@ std::string Opcode::middle(std::initializer_list<const char*> without) const {
 
 namespace {
 
-// The values of special registers, by name: of a lane of a warp, at an axis.
+// The values of special registers, by name, for a lane of a warp and an axis.
 const std::map<std::string, SpecialValue> specials = {
     {"%tid",
      [](const Warp& w, int lane, int axis) -> u64 {
@@ -77,8 +77,8 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-// A generic address is one of global memory. Generic addresses of shared memory are not supported,
-// and those of local memory are never read through.
+// A generic address is an address of global memory. Generic addresses of shared memory are not
+// supported. Generic addresses of local memory may be made but are never dereferenced.
 bool choose_address(Instruction& i, const Opcode& op) {
   i.run = move;
   return op.has("global") || op.has("local");
@@ -99,7 +99,7 @@ bool choose_cluster_address(Instruction& i, const Opcode& op) {
   return op.type() == "u32";
 }
 
-// Returns the lane that a value comes from. `ok` is whether it lies in the lane's own segment.
+// Returns the lane that a value comes from. Sets `ok` to whether both lanes are in one segment.
 int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) {
   const int bound = int(clamp_and_segment & 31), segment = int(clamp_and_segment >> 8 & 31);
   const int last = (lane & segment) | (bound & ~segment), first = lane & segment;

@@ -13,7 +13,7 @@ struct Watched;
 // Runs an instruction for the lanes of a warp in the mask.
 using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
-// How the schedule handles an instruction. It just runs kNormal ones.
+// How the schedule handles an instruction. An instruction of kind kNormal is simply run.
 enum Kind : u8 {
   kNormal,
   kBranch,
@@ -26,11 +26,11 @@ enum Kind : u8 {
 };
 enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
-// The bits from this one up hold the block's rank in the cluster + 1, of an address in shared
-// memory; 0 there is the own block.
+// In an address in shared memory, the bits from this one up hold one more than the block's rank in
+// the cluster. If they are 0, the address is in the block's own shared memory.
 constexpr u32 kRankShift = 24;
 
-// Operands are rows of the warp's register file. Row 0 takes unused results.
+// Operands are rows of the warp's register file. Row 0 takes results that are not used.
 struct Instruction {
   Operation run = nullptr;
   Operation rounded = nullptr;  // the operation that `run` runs under another rounding mode
@@ -38,7 +38,7 @@ struct Instruction {
   Space space = kNoSpace;
   u8 elements = 1, bytes = 4;  // elements of a vector; bytes of an element
   u8 sources = 0;
-  u8 variant = 0;   // its meaning depends on the operation
+  u8 variant = 0;   // the operation defines its meaning
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
   bool ftz = false, saturate = false, integral = false;
   bool negate_guard = false, aligned = false;
@@ -47,17 +47,17 @@ struct Instruction {
   int members = 0;  // the source that is the mask of participating lanes
   int target = 0, line = 0;
   int64_t offset = 0;  // added to the address
-  // Cached: the allocation accessed last, and its entry for counters and races.
+  // A cache: the allocation that was accessed last, and its entry for counters and races.
   mutable u64 begin = 0, end = 0, epoch = 0, watch = 0;
   mutable Watched* watched = nullptr;
 };
 
-// An instruction's name, split: setp.lt.f32 has the base setp and the type f32.
+// An instruction's name, split at its dots: setp.lt.f32 has the base setp and the type f32.
 struct Opcode {
   std::vector<std::string> parts;
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
-  bool has_result() const;  // false: all its operands are sources
+  bool has_result() const;  // false: all operands are sources
   // The parts between base and type, except `without`, each with a dot before it.
   std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
@@ -115,7 +115,7 @@ struct Module {
   std::string line(int number) const;  // a line of the text
 };
 
-// The part of a declaration behind its space: .align n, .ptr and so on, a type, a name, and sizes.
+// The part of a declaration after its space: .align n, .ptr and so on, a type, a name, and sizes.
 struct Declaration {
   std::string name;
   size_t align = 0, element = 0, bytes = 0;
@@ -127,11 +127,11 @@ struct Reader {
 
   const Token& now() const { return m.tokens[at]; }
   bool is(const char* text) const { return now().text == text && now().type != Token::kString; }
-  bool take(const char* text);  // skips it if it is next
-  void need(const char* text);  // fails if it is not next
+  bool take(const char* text);  // skips `text` if it is next
+  void need(const char* text);  // fails if `text` is not next
   std::string name();
   u64 number();
-  void skip_to(const char* text);  // and past it
+  void skip_to(const char* text);  // and skips `text`, too
   void skip_line();
   void skip_braces();
   Declaration declaration();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Finds races with vector clocks: two accesses of which one writes, by threads that nothing orders.
-// Barriers order the threads that arrive at them. Blocks of different clusters are never ordered.
-// Atomic operations need no order among themselves. The result does not depend on timing.
+// Finds races with vector clocks: two accesses to the same memory, of which one writes, by threads
+// that nothing orders. Barriers order the threads that arrive at them. Blocks of different clusters
+// are unordered. Atomic operations do not race with each other. Timing does not change the result.
 #include <algorithm>
 
 #include "threads.h"
@@ -14,7 +14,7 @@ u32 thread_in_cluster(const Warp& w, int lane) {
   return w.block->rank * l.block[0] * l.block[1] * l.block[2] + u32(w.first_thread + lane);
 }
 
-// The join of two clocks: of each thread, the later epoch.
+// The join of two clocks: the later epoch of each thread.
 Clock joined(const Clock& a, const Clock& b) {
   if (!a || !b || a == b) return a ? a : b;
   auto out = std::make_shared<std::vector<u32>>(*a);
@@ -108,7 +108,7 @@ void Checked::write(Cell& c) const {
   c.readers = 0;
 }
 
-// Makes the copy's write a write of its thread, so that others may read it after a barrier.
+// The copy's write becomes a write of its thread, so that others may read it after a barrier.
 void Checked::end_copy(Cell& c) const {
   if (c.write.copying && c.write.thread == now.thread) c.write = now;
 }

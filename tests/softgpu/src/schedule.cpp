@@ -9,7 +9,7 @@ namespace sg {
 namespace {
 
 constexpr int kNobody = INT32_MAX;
-constexpr int64_t kTurn = 2000000;  // instructions of a warp's turn
+constexpr int64_t kTurn = 2000000;  // the most instructions of a warp's turn
 
 u64 next_random() {
   u64& x = running->random;
@@ -17,7 +17,7 @@ u64 next_random() {
   return x;
 }
 
-// Lanes that run together from one pc, and the next pc where other lanes are.
+// Lanes that run together from one pc, and the next pc at which other lanes are.
 struct Group {
   u32 lanes;
   int pc, reconvergence = kNobody;
@@ -69,7 +69,7 @@ u32 guarded_lanes(Warp& w, const Instruction& i, u32 lanes) {
   return lanes & (i.negate_guard ? ~yes : yes);
 }
 
-// The next three return whether the group stays together. If not, they have set the lanes' pcs.
+// The next three functions return whether the group stays together; if not, they set the pcs.
 bool branch(Warp& w, const Instruction& i, Group& g, u32 taken) {
   if (taken == g.lanes && g.reconvergence == kNobody) {
     g.pc = i.target;
@@ -174,7 +174,7 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
   for (size_t k = 0; k < n; ++k) {
     Warp& w = *warps[schedule == Schedule::kReverse ? n - 1 - k : k];
     moved |= run_warp(w, schedule);
-    const bool waits = !lanes_in(w, State::kRuns);  // rather than at the end of its turn
+    const bool waits = !lanes_in(w, State::kRuns);  // else its turn has ended
     if (moved && waits && schedule != Schedule::kLockstep)
       return true;  // finishes a block before the next
   }

@@ -80,7 +80,7 @@ void enqueue(Stream& s, std::function<void()> run, bool is_free) {
   }
 }
 
-// Work may enqueue more work: destroying it can free memory.
+// Work may enqueue more work: destroying a finished item can free memory.
 static void complete(Stream& s) {
   while (s.done < s.enqueued) complete(s, s.enqueued);
 }

@@ -33,7 +33,7 @@ struct Mbarrier {
   bool is_waited_for = true;  // whether threads wait for the phase of the last message
   std::vector<Message> messages;
   SyncPoint sync;
-  Clock clock;  // of the last phase
+  Clock clock;  // at the end of the last phase
 };
 
 // A register is a row of 32 values, one for each lane. Bits above a value's width are undefined.
@@ -48,11 +48,11 @@ struct Warp {
   int pc[32];  // program counters
   State state[32];
   u8 barrier[32];         // the barrier at which a lane waits
-  u64 cluster_phase[32];  // the phase at whose end it goes on
+  u64 cluster_phase[32];  // the phase for whose end a lane waits
   Mbarrier* mbarrier[32];
   u32 waited = 0;       // lanes that have waited for the launch before theirs
   u32 published = 0;    // lanes whose mbarriers become visible at the cluster's next barrier
-  bool rotate = false;  // runs other lanes first, after long loops
+  bool rotate = false;  // whether other lanes run first, after a long loop
   AsyncCopies copies[32];
   ThreadClock clock[32];  // only if races are checked
 
@@ -61,7 +61,7 @@ struct Warp {
 
 struct Barrier {
   int arrived = 0, expected = 0;  // expected 0: all threads of the block
-  int yes = 0;                    // arrived with a true predicate
+  int yes = 0;                    // threads that arrived with a true predicate
   SyncPoint sync;
 };
 
@@ -85,7 +85,7 @@ struct Cluster {
   int live = 0, arrived = 0;
   u64 phase = 0;
   SyncPoint sync;
-  Clock clock;  // of the last barrier
+  Clock clock;  // at the end of the last barrier
 };
 
 // The running launch.
@@ -113,18 +113,18 @@ struct Pointers {
 void locate(Warp&, const Instruction&, u32 lanes, const u64* addresses, int64_t offset, u32 bytes,
             Space, AccessKind, Pointers&);
 
-// Barriers. They release the waiting threads once all have arrived.
+// Barriers. They release the waiting threads once all threads have arrived.
 void arrive_at_block_barrier(Warp&, const Instruction&, u32 lanes);
 void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members have arrived
-bool release_waiting_lanes(Warp&);                         // those whose members have arrived
+bool release_waiting_lanes(Warp&);  // releases lanes whose mask's members have arrived
 void end_threads(Warp&, const Instruction&, u32 lanes);
 void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
 void check_messages(Warp&, const Instruction&, u32 lanes);  // at the end of a block
 u32 lanes_in(const Warp&, State);
 
-// In a dependent launch a thread waits before it touches an array, and before it ends.
+// In a dependent launch, a thread must wait before it touches an array and before it ends.
 void need_waited(Warp&, const Instruction&, u32 lanes, u8* const* at);
 void check_waited(Warp&, const Instruction&, u32 lanes);
 

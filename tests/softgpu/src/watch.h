@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Counts accesses and finds races. If off, it costs a test for each access.
+// Counts accesses and finds races. If neither is wanted, each access costs one test.
 #pragma once
 #include "softgpu.h"
 
@@ -28,7 +28,7 @@ struct ThreadClock {
   u32 epoch = 1;
   Clock seen;
 };
-// A synchronization: the accesses of all that arrived become visible to all that leave.
+// A synchronization: accesses of all threads that arrived become visible to threads that leave.
 struct SyncPoint {
   std::vector<Clock> seen;
   std::vector<std::pair<u32, u32>> arrived;  // thread and epoch
@@ -36,7 +36,7 @@ struct SyncPoint {
   Clock end();
 };
 void set_clock(Warp&, int lane, const Clock& clock);
-void join_clock(Warp&, int lane, const Clock& clock);  // joins, because others may lie between
+void join_clock(Warp&, int lane, const Clock& clock);  // adds to what the lane has seen
 
 // The last access to a cell.
 struct Access {
@@ -64,7 +64,7 @@ struct Watched {
   bool shared = false;
   // Bytes of all accesses of threads, and sectors of 32 bytes of all accesses of warps.
   u64 loaded = 0, stored = 0, load_sectors = 0, store_sectors = 0;
-  std::vector<u64> loaded_bits, stored_bits;  // a bit for a byte
+  std::vector<u64> loaded_bits, stored_bits;  // one bit for each byte
   std::vector<std::unique_ptr<Page>> pages;
 };
 
@@ -98,6 +98,6 @@ void observe(Warp&, const Instruction&, u32 lanes, u8* const* at, u32 bytes, Acc
 Watched* watched_at(Warp&, const Instruction&, u64 address);
 void count_access(Warp&, const Instruction&, u32 lanes, u8* const* at, u32 bytes, bool store);
 void check_races(Warp&, const Instruction&, int lane, Watched&, u64 address, u32 bytes, AccessKind);
-void end_message(Watched&, u64 address, u32 bytes);  // its data have arrived
+void end_message(Watched&, u64 address, u32 bytes);  // when a message's data have arrived
 
 }  // namespace sg

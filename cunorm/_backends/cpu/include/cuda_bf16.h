@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Stands in for CUDA's cuda_bf16.h on a CPU: the type and the conversions that the kernels use.
 //
-// The upper half of a float: 1 sign, 8 exponent and 7 fraction bits.
+// A bfloat16 is the upper half of a float: 1 sign, 8 exponent and 7 fraction bits.
 #pragma once
 #include "narrow_float.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Stands in for CUDA's cuda_fp16.h on a CPU: the type and the conversions that the kernels use.
 //
-// 1 sign, 5 exponent and 10 fraction bits, by bit arithmetic: it vectorises, and from double there
-// is no instruction. simd.h uses the machine's own conversions from and to float where it has them.
+// A float16 has 1 sign, 5 exponent and 10 fraction bits. Bit arithmetic vectorises, and no
+// instruction converts from double. simd.h uses instructions from and to float where they exist.
 #pragma once
 #include "narrow_float.h"
 
@@ -13,7 +13,7 @@ struct __half {
 inline float __half2float(__half h) {
   const std::uint32_t sign = std::uint32_t(h.bits & 0x8000) << 16;
   const std::int32_t magnitude = h.bits & 0x7fff;
-  // A subnormal counts multiples of 2^-24. Infinity and NaN have float's largest exponent.
+  // A subnormal's bits count multiples of 2^-24. Infinity and NaN get float's largest exponent.
   constexpr std::int32_t smallest_normal = 1 << 10, infinity = 31 << 10, rebias = (127 - 15) << 23;
   const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
   const std::int32_t normal = (magnitude << 13) + rebias + (magnitude >= infinity ? rebias : 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rounds a float or double to a 16-bit floating-point format: to nearest even, in one step.
 //
-// Integer arithmetic and selects instead of branches, so that a plain loop over an array
+// It uses integer arithmetic, and selects instead of branches, so that a plain loop over an array
 // vectorises. As on CUDA, a NaN of either sign becomes 0x7fff.
 #pragma once
 #include <cstdint>
@@ -32,26 +32,26 @@ inline To bit_cast(From v) {
   return out;
 }
 
-// if_true or if_false, by masks: compilers turn the ternary operator into a branch around the
-// floating-point arithmetic that made its operands, and a loop with a branch does not vectorise.
+// Selects by masks, because compilers turn the ternary operator into a branch around the
+// floating-point arithmetic of its operands, and a loop with a branch does not vectorise.
 template <class Bits>
 inline Bits select(bool condition, Bits if_true, Bits if_false) {
   const Bits mask = Bits(0) - static_cast<Bits>(condition);
   return if_false ^ ((if_true ^ if_false) & mask);
 }
 
-// The format has a sign, an exponent with that bias, and `fraction` bits of fraction.
+// The 16-bit format has a sign, an exponent with bias `bias`, and `fraction` fraction bits.
 template <int fraction, int bias, class Wide>
 inline std::uint16_t round_to_16_bits(Wide v) {
   using From = Format<Wide>;
   using Bits = typename From::Bits;
-  using Signed = typename From::Signed;  // for comparisons: AVX2 has none of unsigned integers
+  using Signed = typename From::Signed;  // AVX2 cannot compare unsigned integers
   const Bits bits = bit_cast<Bits>(v);
   const Bits sign = bits >> (From::size - 16) & 0x8000u;
   const Bits magnitude = bits & ~Bits(0) >> 1;
   const Signed ordered = static_cast<Signed>(magnitude);
 
-  // A carry out of the fraction raises the exponent, if need be to infinity: as it should.
+  // A carry out of the fraction correctly raises the exponent, if need be to infinity.
   constexpr int drop = From::fraction - fraction;
   constexpr Bits rebias = Bits(From::bias - bias) << From::fraction;
   constexpr Bits half_less_one = (Bits(1) << (drop - 1)) - 1;
@@ -59,9 +59,9 @@ inline std::uint16_t round_to_16_bits(Wide v) {
   Bits rounded = (magnitude - rebias + half_less_one + odd) >> drop;
 
   if constexpr (bias < From::bias) {
-    // Below the smallest normal: the last bit of a sum with this power of two is worth the
-    // format's smallest subnormal, so that the addition rounds and leaves the result in the
-    // sum's last bits.
+    // A value below the smallest normal is added to this power of two. The last bit of the sum is
+    // worth the format's smallest subnormal, so the addition rounds the value and leaves the result
+    // in the sum's last bits.
     constexpr int exponent = From::fraction + 1 - bias - fraction;
     constexpr Bits power = Bits(From::bias + exponent) << From::fraction;
     const Wide sum = bit_cast<Wide>(magnitude) + bit_cast<Wide>(power);

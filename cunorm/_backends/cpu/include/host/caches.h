@@ -6,8 +6,8 @@
 
 inline constexpr int cache_line = 64;
 
-// GCC takes a function that only prefetches for one without an effect, and drops its calls; so it
-// must inline them.
+// GCC drops calls of a function that only prefetches, as if the function had no effect. So these
+// functions are always inlined.
 template <class B, class T>
 __forceinline__ void prefetch_part(const T* row, index_t column) {
   constexpr int to_read = 0, to_second_level = 2;
@@ -35,8 +35,8 @@ SHARED {
   inline thread_local CacheLine kept_lines[lines];
 }
 
-// The asm hides the address of the thread-local memory from GCC, which would look it up in each
-// step of a loop.
+// The asm hides the address of the thread-local memory from GCC, which would otherwise look the
+// address up in each step of a loop.
 template <class V, int packs>
 inline V* kept_packs() {
   if constexpr (packs == 0) {

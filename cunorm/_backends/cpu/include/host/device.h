@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What kernels use of CUDA, for a CPU: a block has one thread, so barriers and shuffles do nothing.
-// launch.h runs the blocks on all cores.
+// Defines what kernels use of CUDA, for a CPU. A block has one thread, so barriers and shuffles do
+// nothing. launch.h runs the blocks on all cores.
 #pragma once
 #include <algorithm>
 #include <cmath>

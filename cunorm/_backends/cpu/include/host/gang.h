@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The threads that share blocks, where rows are few and long, or samples are few. Each has its own
-// parts of every row, or its own strips; launch.h numbers the threads.
+// The threads that share blocks if rows are few and long, or if samples are few. Each thread has
+// its own parts of every row, or its own strips. launch.h numbers the threads.
 #pragma once
 #include <algorithm>
 
 #include "shared.h"
 
-// Several threads share a row.
+// Whether several threads share a row.
 #ifdef SHARED_ROWS
 inline constexpr bool shared_rows = true;
 #else
@@ -15,18 +15,18 @@ inline constexpr bool shared_rows = false;
 
 struct Gang {
   int thread = 0, threads = 1;
-  void (*wait)() = nullptr;  // until all threads have come here
-  double* sums = nullptr;    // `rings` rows of one for each part
-  long long parts = 1;       // of a row, or shares
-  long long part = 0;        // the thread's current one; negative: none
-  // A thread takes so many neighbouring parts at a time: long sequential reads are quicker.
+  void (*wait)() = nullptr;  // returns when all threads have called it
+  double* sums = nullptr;    // `rings` rows with one sum for each part
+  long long parts = 1;       // parts of a row, or shares of samples
+  long long part = 0;        // the thread's current part; negative: none
+  // A thread takes this many neighbouring parts at a time: long sequential reads are quicker.
   long long run = std::max(parts / (8 * threads), 1LL);
   int next_ring = 0;
 
   static constexpr int rings = 8;
 
-  // A value of each part, for one reduction. The memory is used again when the thread has waited
-  // several times.
+  // Returns memory for a value of each part, for one reduction. The memory is reused only after the
+  // thread has waited several times.
   template <class Op, class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
@@ -34,7 +34,7 @@ struct Gang {
     return found;
   }
 
-  // f(part) for the thread's parts.
+  // Calls f(part) for the thread's parts.
   template <class F>
   void for_each_part(const F& f) const {
     for (long long first = thread * run; first < parts; first += threads * run)

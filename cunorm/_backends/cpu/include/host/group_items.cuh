@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What one pass over groups hands on to the next: sums, the factors of groups, and h of the
+// The values that one pass over groups hands on to the next: sums, factors of groups, and h of the
 // backward if the last pass does not recompute it.
 #pragma once
 #include "caches.h"
 #include "group_strip.cuh"
 
-// KEPT_H: packs of h that a thread keeps of its groups. HANDED_H: whether memory has room for all
-// h.
+// KEPT_H: how many packs of h a thread keeps for its groups. HANDED_H: whether the workspace has
+// room for h of all samples.
 #ifndef KEPT_H
 #define KEPT_H 0
 #endif
@@ -14,7 +14,7 @@
 #define HANDED_H false
 #endif
 
-// h is handed on in memory where storing and loading it is quicker than computing it (measured).
+// Whether h is handed on in the workspace, where that is quicker than computing h (measured).
 template <class B>
 inline constexpr bool handed_h =
     HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||
@@ -23,8 +23,8 @@ inline constexpr bool handed_h =
 template <class B>
 struct Tile;
 
-// Memory for what is handed on: rows of sums of channels for each part of each sample, factors of
-// each group of the launch, and items of h.
+// The workspace: for each part of each sample, rows of sums of the channels; then factors of each
+// group of the launch; then items of h.
 template <class B>
 struct HandedOn {
   using C = typename B::compute_t;
@@ -45,7 +45,7 @@ struct HandedOn {
   }
 };
 
-// Values of items: computed in the first pass and, where they are kept, read in the last one.
+// Values of items. The last pass reads the values that the first pass kept, or computes them again.
 template <class B>
 struct TileItems {
   static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;

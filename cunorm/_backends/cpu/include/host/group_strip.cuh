@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A strip of a part of a sample: one pack of channels wide or, with channels first, one channel.
-// The sums of chunks of its packs are added up by Kahan's sum.
+// A strip of a part of a sample. It is one pack of channels wide or, with channels first, one
+// channel. Its packs form chunks, whose sums are added up by Kahan's summation.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
@@ -38,15 +38,15 @@ struct ColumnSum : RowSum<B> {
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
 
-// Indices of groups run on from sample to sample of a launch.
+// Groups are numbered through all samples of a launch.
 template <class B, bool is_whole = true>
 struct Strip {
-  using Part = CountedPart<is_whole>;  // of a pack of channels
+  using Part = CountedPart<is_whole>;  // a part of a pack of channels
   struct FirstPart : Part {
     index_t line;
   };
   const Sizes& sizes;
-  index_t sample, part;  // in the launch
+  index_t sample, part;  // sample: index in the launch
   index_t channel;
 
   index_t index_of(index_t group) const { return sizes.first_sample * sizes.groups + group; }
@@ -54,7 +54,7 @@ struct Strip {
     return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
   }
 
-  // For the pass that writes.
+  // Calls f(pack) in the pass that writes.
   template <class F>
   void for_each_pack(const F& f) const {
     for_each_chunk([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
@@ -72,9 +72,9 @@ struct Strip {
     return found;
   }
 
-  // The mean of some positions of each channel or, with channels first, of some packs of positions,
-  // as far apart as possible. The mean of 32 elements is mostly within a fifth of the standard
-  // deviation of the true one.
+  // The mean of a few positions of each channel or, with channels first, of a few packs of
+  // positions. The positions are as far apart as possible. The mean of 32 elements differs from the
+  // true mean mostly by less than a fifth of the standard deviation.
   template <class Add>
   ChannelItems<B> sampled_mean(const Add& add) const {
     const index_t first = part * sizes.part_positions, positions = sizes.positions_of(part);
@@ -121,7 +121,7 @@ struct Strip {
     }
   }
 
-  // f(part) for the parts of a pack of channels.
+  // Calls f(part) for the parts of a pack of channels.
   template <class F>
   void for_each_part(const F& f) const {
 #pragma GCC unroll 1
@@ -150,14 +150,14 @@ struct Strip {
   }
 
  private:
-  // From one pack that is taken to the next, so that at least `least` of them, or all, are taken.
+  // The distance between sampled packs, so that at least `least` packs, or all, are sampled.
   static index_t sample_step(index_t packs, int least) {
     return std::max<index_t>(1, (packs - 1) / (least - 1));
   }
 
-  // f(first, end) for chunks of at most 16 packs: of lines or, with channels first, of columns.
-  // With channels last it goes over all lines for one part, then for the next, so that a loop has
-  // few sums.
+  // Calls f(first, end) for chunks of at most 16 packs. With channels last, `first` and `end` are
+  // lines, and a chunk has only one part of each pack, so that a loop has few sums. With channels
+  // first, `first` and `end` are columns.
   template <class F>
   void for_each_chunk(const F& f) const {
     const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);

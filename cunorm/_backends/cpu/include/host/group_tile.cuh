@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT
 // The CPU's group_tile.cuh: a tile consists of strips of parts of samples. A strip is one pack of
-// channels wide or, with channels first, one channel. A block has all strips of some groups of a
-// sample, which stay in the core's caches; or those of all samples of the launch, which threads
-// share. Each strip hands on sums of each of its channels.
+// channels wide or, with channels first, one channel. Either a block has all strips of some groups
+// of a sample, which stay in the core's caches; or threads share the strips of all samples of a
+// launch. Each strip hands on sums of each of its channels.
 #pragma once
 #include "group_items.cuh"
 
-// The number of channels is a multiple of a pack's: this halves the code to compile.
+// Whether the channels are a whole number of packs. If so, half as much code is compiled.
 #ifdef WHOLE_PACKS
 inline constexpr bool whole_packs = true;
 #else
 inline constexpr bool whole_packs = false;
 #endif
 
-// Threads share the samples of a launch.
+// Whether threads share the samples of a launch.
 #ifdef SHARED_SAMPLES
 inline constexpr bool shared_samples = true;
 #else
 inline constexpr bool shared_samples = false;
 #endif
 
-// Whether a pass reads an operand. The last pass does not read one that only h needs if h is handed
-// on.
+// Whether a pass reads an operand. If h is handed on, the last pass does not read an operand that
+// only h needs.
 template <class B, bool for_h, bool writes>
 inline constexpr bool is_read = true;
 template <class B>
@@ -34,7 +34,7 @@ struct Tile {
 
   explicit Tile(const Sizes& sizes) : sizes(sizes) {}
 
-  // of(strip) is computed for each strip.
+  // Returns a function that computes of(strip).
   template <class Of>
   auto of_strips(const Of& of) const {
     return of;
@@ -59,7 +59,7 @@ struct Tile {
           visit_strip(sample, part, channel, visit);
     }
   }
-  // visit(sample, group) for the thread's groups.
+  // Calls visit(sample, group) for the thread's groups.
   template <class Visit>
   void for_each_group(const Visit& visit) const {
     if constexpr (shared_samples) {
@@ -89,8 +89,8 @@ struct Tile {
   }
 };
 
-// A part of a pack, loaded before any item is used: compilers move no load across the store of a
-// kept item, and would compute one item after the other.
+// A part of a pack. All of its items are loaded before one is used: compilers move no load across
+// the store of a kept item, and would otherwise compute one item after the other.
 template <class B>
 struct LoadedPart {
   Items<B> items;
@@ -105,9 +105,10 @@ inline Item<B> read(const LoadedPart<B>& loaded, At at) {
   return loaded.items.item[at.slot];
 }
 
-// An operand's packs, which lie in memory, and prefetches. With channels last, each pass prefetches
-// its own packs. With channels first, the pass that writes prefetches those of the next group; in
-// the backward the first pass prefetches half of them, so that memory is busy in both passes.
+// An operand's packs, which stay in memory, and prefetches. With channels last, each pass
+// prefetches packs that it will read. With channels first, the pass that writes prefetches packs of
+// the next group; in a backward the first pass prefetches half of these, so that memory is busy in
+// both passes.
 template <class B, class T, bool for_h = false>
 struct TilePacks {
   const Sizes& sizes;
@@ -162,9 +163,9 @@ struct GroupTeam {
 
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
-  // Hands on sums about a shift for each channel, and the shifts: the means of some elements or, if
-  // one is too far from its channel's mean, the channels' means. Then the squares about a shift are
-  // at most one and a half times those about the mean.
+  // Hands on the shift of each channel, and the sums about it. A shift is the mean of some elements
+  // or, if that is too far from the channel's mean, the channel's mean. So the sum of squares about
+  // a shift is at most one and a half times the sum of squares about the mean.
   template <class Strip, class Add, class SumsAbout>
   void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
@@ -197,8 +198,8 @@ struct GroupTeam {
   }
 
  private:
-  // Moves each shift to its channel's mean if twice (sum / count)^2 is larger than the variance, or
-  // the sum is not finite; returns whether it moved any. No channel depends on another.
+  // Moves a shift to its channel's mean if twice (sum / count)^2 is larger than the variance, or if
+  // the sum is not finite. Returns whether any shift was moved. No channel depends on another.
   static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
     decltype(Item<B>{} > Item<B>{}) any_far = {};
     for (int i = 0; i < int(sizeof(shift) / sizeof(shift.item[0])); ++i) {
@@ -229,16 +230,16 @@ struct GroupTeam {
   }
 };
 
-// A group; its parts are those of its channels.
+// A group. A Part of it is one of its channels in one part of the sample.
 template <class B>
 struct Group {
   using C = fp64;  // there may be many parts
   struct Part {
     Pack<C, 3> values;
-    C count, mean;  // of its elements, and of the first value over them
+    C count, mean;  // the number of its elements; values.item[0] / count
   };
   const GroupTeam<B>& team;
-  index_t sample, number;  // in the launch, in the sample
+  index_t sample, number;  // the sample in the launch, the group in the sample
 
   index_t group_channels() const { return team.sizes.channels / team.sizes.groups; }
   C elements() const { return C(group_channels() * team.sizes.positions); }
@@ -270,7 +271,7 @@ struct Group {
   }
 };
 
-// visit(group) when all threads have found the sums of their strips; then all wait for each other.
+// Calls visit(group) for the thread's groups. All threads wait for each other before and after.
 template <class B, class Visit>
 inline void for_each_group(const GroupTeam<B>& team, const Visit& visit) {
   if constexpr (shared_samples) gang.wait();

@@ -3,11 +3,11 @@
 #pragma once
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__) && \
     defined(__GNUC__) && !defined(__clang__) && __has_include(<fmaintrin.h>)
-// The parts of <immintrin.h> that are needed, whose include guard this macro is. GCC 12 takes 0.3 s
-// to read the rest, most of which is for AVX-512.
+// This macro is the include guard of <immintrin.h>, of which only the needed parts are included.
+// GCC 12 takes 0.3 s to read the other parts, most of which are for AVX-512.
 #define _IMMINTRIN_H_INCLUDED
 #include <smmintrin.h>
-// clang-format off: these need the first.
+// clang-format off: these need smmintrin.h first.
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <f16cintrin.h>

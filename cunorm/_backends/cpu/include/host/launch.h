@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
+// Runs KERNEL, and lists of kernels, on several cores. This file is appended to KERNEL's source.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -11,8 +11,7 @@
 
 #define ENTRY_POINT extern "C" __attribute__((visibility("default")))
 
-// Runs blocks of the grid, from `first` to before `last`. All threads of a gang run the same
-// blocks.
+// Runs blocks `first` to `last` - 1 of the grid. All threads of a gang run the same blocks.
 ENTRY_POINT void cunorm_blocks(long long grid, long long first, long long last,
                                const void* arguments, const Gang* threads) {
   gang = *threads;
@@ -25,26 +24,26 @@ ENTRY_POINT void cunorm_blocks(long long grid, long long first, long long last,
   simd::finish_non_temporal_stores();
 }
 
-// A list of kernels to run one after the other: the numbers of its tasks, slots and words, which
-// follow. The words are the arguments of all tasks, without the addresses of arrays.
+// The head of a list of kernels to run one after the other. The tasks, slots and words follow. The
+// words are the arguments of all tasks, without the addresses of arrays.
 struct List {
   long long tasks, slots, words;
 };
-// A kernel: cunorm_blocks of its library, the number of blocks, the word at which its arguments
-// begin, and, where threads share blocks, the number of parts of a row, or of shares of samples.
+// A kernel to run: cunorm_blocks of its library, its number of blocks, and the word at which its
+// arguments begin. If threads share blocks, `parts` counts parts of a row or shares of samples.
 struct Task {
   decltype(&cunorm_blocks) blocks;
   long long grid, arguments, parts;
 };
-// The word to which the address of an array is added.
+// The address of array number `array` is added to word number `word`.
 struct Slot {
   long long word, array;
 };
 
-// Runs a thread's share of each kernel; `wait` returns when all threads have come there. Threads
-// share blocks only if they do not all have equally many blocks. `sums` is memory for sums of
-// parts, first of shared blocks, then of each thread's own. The first thread, which is the caller,
-// runs what is too little to share.
+// Runs a thread's share of each kernel. `wait` returns when all threads have called it. Threads
+// share a kernel's blocks only if they cannot divide the blocks evenly. `sums` is memory for sums
+// of parts: first for shared blocks, then for each thread's own blocks. The first thread, which is
+// the caller, runs a kernel that is too small to share.
 inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
                       long long sums_size, int thread, int threads, void (*wait)()) {
   for (long long i = 0; i < count; ++i) {
@@ -60,8 +59,8 @@ inline void run_share(const Task* tasks, long long count, const long long* words
   }
 }
 
-// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 if there was no
-// memory and nothing ran: no exception may reach the caller, which is not C++.
+// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 if memory ran out
+// before anything ran: no exception may reach the caller, which is not C++.
 ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int threads) try {
   const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
   const Slot* const slots = reinterpret_cast<const Slot*>(tasks + list->tasks);

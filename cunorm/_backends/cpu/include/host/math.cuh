@@ -2,14 +2,14 @@
 // The CPU's math.cuh: exp, erfc and tanh of whole SIMD vectors, without a branch; reciprocal_root
 // of one number, computed in double, so that a float is rounded once.
 //
-// Every element goes through the same operations, fused ones where the source says fma, so a result
-// does not depend on how many elements a vector has. exp is within 1.1 ulp, tanh within 1.5, erfc
-// of a float within 1.8 and of a double within 2.25.
+// Every element goes through the same operations, which are fused where the source says fma. So a
+// result does not depend on how many elements a vector has. exp is within 1.1 ulp, tanh within 1.5,
+// erfc of a float within 1.8 and of a double within 2.25.
 //
-// The polynomials are minimax, by Remez's exchange in 50 digits. Their coefficients were rounded
-// one by one, with a new fit of the others (exp), or together (tanh), then moved to neighbours
-// while that helped (erfc). `error` is that of the rounded polynomial relative to the function: at
-// most an eighth of the error of rounding the result.
+// The polynomials are minimax approximations, by Remez's algorithm in 50 digits. exp's coefficients
+// were rounded one by one, each time with a new fit of the others; tanh's all together; erfc's were
+// moved to neighbouring numbers while that helped. `error` is the rounded polynomial's error
+// relative to the function: at most an eighth of the error of rounding the result.
 #pragma once
 #include "simd.h"
 
@@ -58,7 +58,7 @@ inline V at_most(V v, double bound) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-// One instruction each, which returns its second operand if one is NaN.
+// Each is one instruction, which returns its second operand if an operand is NaN.
 inline simd::Floats at_least(simd::Floats v, double bound) {
   return (simd::Floats)_mm512_max_ps(_mm512_set1_ps(float(bound)), (__m512)v);
 }
@@ -88,7 +88,7 @@ inline V reciprocal(V v) {
   return 1.0f / v;
 }
 
-// The coefficients stand in the order of the powers, from that of v^0.
+// The coefficients are in the order of the powers, from v^0 on.
 template <int first = 0, class V, class C, int count>
 inline V polynomial(V v, const C (&coefficients)[count]) {
   V sum = constant<V>(coefficients[count - 1]);
@@ -106,7 +106,7 @@ struct ExpConstants<float> {
   static constexpr float lowest = -104, highest = 89;  // beyond, the result is 0 or infinity
   static constexpr float logistic_lowest = -89;        // e^89 is infinite
   static constexpr float logistic_highest = 87.5;      // e^-v is 0 from v = 87 on
-  static constexpr float to_integer = 0x1.8p23f;       // added, it leaves an integer's bits
+  static constexpr float to_integer = 0x1.8p23f;       // adding it rounds to an integer
   static constexpr float log2_e = 0x1.715476p0f;
   static constexpr float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;  // n ln2_high is exact
   static constexpr float polynomial[] = {0x1.fffffcp-2f, 0x1.55548cp-3f, 0x1.555858p-5f,
@@ -131,7 +131,7 @@ struct Reduced {
   V n, r;  // v = n ln(2) + r
 };
 
-// Of v between lowest and highest.
+// Reduces a v between lowest and highest.
 template <class V>
 inline Reduced<V> reduced(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -140,14 +140,14 @@ inline Reduced<V> reduced(V v) {
   return {n, fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v))};
 }
 
-// Of any v: outside of them n is such that the result is 0 or infinity.
+// Reduces any v. Beyond lowest and highest, n is such that the result is 0 or infinity.
 template <class V>
 inline Reduced<V> reduced_of_any(V v) {
   using K = ExpConstants<typename Element<V>::type>;
   return reduced(at_most(at_least(v, K::lowest), K::highest));
 }
 
-// v 2^n, rounded once. In two steps, as 2^n alone may be subnormal or infinite.
+// Returns v 2^n, rounded once. It multiplies twice, because 2^n alone may be subnormal or infinite.
 template <class V>
 inline V scaled(V v, V n) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -162,8 +162,8 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
   return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
 }
 #if defined(__AVX512DQ__)
-// Here n may be any number, infinity or NaN; r, which has no meaning then, is clamped to a small
-// one.
+// Here n may be any number, infinity or NaN. Where r has no meaning, it is clamped to a small
+// number.
 inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
   const Reduced<simd::Floats> found = reduced(v);
   constexpr int smaller_magnitude = 2;  // with the sign of the first operand
@@ -173,7 +173,7 @@ inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
 #endif
 #endif
 
-// scale * e^r. Scaling r instead of the result makes the chain of operations shorter.
+// Returns scale * e^r. Scaling r instead of the result makes the chain of operations shorter.
 template <class V>
 inline V exp_of_rest(V r, V scale = constant<V>(1)) {
   const auto& coefficients = ExpConstants<typename Element<V>::type>::polynomial;
@@ -185,15 +185,15 @@ inline V exp(V v) {
   return scaled(exp_of_rest(r), n);
 }
 
-// s(v) = 1 / (1 + e^-v), 1 - s(v), and v clamped to bounds beyond which one of the two is 0. The
-// complement is computed as a multiple of s(v), so it is 0 where s(v) is 0.
+// s(v) = 1 / (1 + e^-v), the complement 1 - s(v), and v clamped to bounds beyond which s(v) or the
+// complement is 0. The complement is a multiple of s(v), so it is 0 where s(v) is 0.
 template <class V>
 struct Logistic {
   V value, complement, bounded;
 };
 
-// Half of e^-v is used: it is finite wherever s(v) is not 0. Its scale 2^(n - 1) is a normal number
-// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v).
+// Uses half of e^-v, which is finite wherever s(v) is not 0. The scale 2^(n - 1) of this half is a
+// normal number or 0. If e^-v is below 1.7e-38 (for doubles 3.2e-308), 1 - s(v) is 0.
 template <class V>
 inline Logistic<V> logistic(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -232,9 +232,8 @@ inline V tanh(V v) {
   return copysign(select(magnitude > constant<V>(0.55), large, small), v);
 }
 
-// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is
-// exact up to a = 9; the middle is one at which the first coefficient is close to its rounded
-// value.
+// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is exact
+// up to a = 9. `middle` is chosen so that the first coefficient is close to its rounded value.
 template <class C>
 struct ErfcConstants;
 template <>
@@ -259,8 +258,8 @@ struct ErfcConstants<double> {
       0x1.78e66cdc816a1p+22,  0x1.fbae701501782p+26, -0x1.628c331967a9ap+27};  // error 2.3e-17
 };
 
-// `share` is about -(a + 3) times the derivative of log(e^(a^2) erfc a): what the result loses of
-// what r did.
+// `share` is about -(a + 3) times the derivative of log(e^(a^2) erfc a). It converts the relative
+// error of r to a relative error of the result.
 template <class V>
 inline V inlined_erfc(V v) {
   using K = ErfcConstants<typename Element<V>::type>;
@@ -270,7 +269,7 @@ inline V inlined_erfc(V v) {
   const V r = 1.0f / sum, r_lost = fma(-sum_lost, r, fma(-sum, r, one));
   const V t = r - K::middle, share = fma(t, constant<V>(8.1), constant<V>(2));
 
-  // The last step of the polynomial and the product with r, and what rounding them loses.
+  // The last step of the polynomial and the product with r, and the rounding error of each.
   const V rest = polynomial<1>(t, K::polynomial);
   const V p = fma(rest, t, first), p_lost = fma(rest, t, first - p);
   const V factor = p * r, factor_lost = fma(p_lost, r, fma(p, r, -factor));
@@ -285,7 +284,7 @@ inline V inlined_erfc(V v) {
 }
 
 inline simd::Floats erfc(simd::Floats v) { return inlined_erfc(v); }
-// Called, not inlined: this halves the code to compile, and is as quick.
+// Not inlined: this halves the code to compile, and is as quick.
 __attribute__((noinline)) inline simd::Doubles erfc(simd::Doubles v) { return inlined_erfc(v); }
 
 }  // namespace math

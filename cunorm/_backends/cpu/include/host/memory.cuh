@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The CPU's memory.cuh: a pack is 16 to 128 elements, used where they lie in memory; an item is a
-// SIMD vector of them. Packs are used in parts, whose sums fit the registers.
+// The CPU's memory.cuh. A pack is 16 to 128 elements, which stay in memory; an item is a SIMD
+// vector of them. Packs are processed in parts whose sums fit the registers.
 //
-// The end of a row cuts its last pack, and one item of that.
+// The end of a row may cut its last pack, and one item of that pack.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@
 #include "simd_streaming.h"
 #include "types.cuh"
 
-// The number of results that bypass the caches, in calls that fill the last one: such a store does
-// not first read what it overwrites.
+// The number of results that bypass the caches, in calls that fill the last-level cache. A store
+// that bypasses the caches does not first read the line that it overwrites.
 #ifndef NON_TEMPORAL
 #define NON_TEMPORAL 0
 #endif
@@ -32,7 +32,7 @@ inline constexpr int items_per_pack = B::pack / simd::lanes<typename B::compute_
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
-// All parts have as many items.
+// All parts of a pack have the same number of items.
 constexpr int largest_divisor(int count, int max_divisor) {
   return count % max_divisor == 0 ? max_divisor : largest_divisor(count, max_divisor - 1);
 }
@@ -64,8 +64,8 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
 }
 
 // A part of a pack that is whole, or that the row's end cuts; `column` is where the pack begins.
-// Each part has a type of its own, as GCC inlines functions that are called once. Loops over parts
-// have no closure: with one more, GCC would not keep sums in registers.
+// Each part has a type of its own, because GCC inlines functions that are called once. Loops over
+// parts are recursive: with one more closure, GCC would not keep sums in registers.
 template <bool is_whole_, int part_>
 struct PartOfPack {
   static constexpr bool is_whole = is_whole_;
@@ -79,7 +79,7 @@ using WholeColumn = PartOfPack<true, part>;
 template <int part = 0>
 using CutColumn = PartOfPack<false, part>;
 
-// A part whose number is a run-time value: all parts have one type, and the same slots for sums.
+// A part numbered at run time: all such parts have one type, and the same slots for sums.
 template <bool is_whole_>
 struct CountedPart {
   static constexpr bool is_whole = is_whole_;
@@ -95,7 +95,7 @@ inline index_t part_column(Column at) {
   return at.column + at.part * part_elements<B>;
 }
 
-// All parts of a pack that the row's end cuts.
+// A pack that the row's end cuts, visited as one part.
 struct CutPack {
   static constexpr int part = 0, slot_part = 0;
   static constexpr bool is_whole = false;
@@ -103,7 +103,7 @@ struct CutPack {
   operator index_t() const { return column; }
 };
 
-// An item of a pack, and its slot among sums and results.
+// The index of an item in its pack, and its slot among sums and results.
 struct WholeItem {
   int index, slot;
 };
@@ -112,8 +112,8 @@ struct CutItem {
   int count;  // elements inside the row
 };
 
-// In a part that is cut, whole items are handled as cut ones, too: this halves the code, and the
-// time to compile it.
+// In a part that is cut, whole items are handled like cut items. This halves the code, and the time
+// to compile it.
 template <class B, class Part, class F>
 inline void for_each_item_of_part(Part at, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
@@ -137,9 +137,9 @@ inline void for_each_item(CountedPart<is_whole> at, index_t end, const F& f) {
   for_each_item_of_part<B>(at, end, f);
 }
 
-// A row has one such pack, so a loop that is not unrolled is quick enough, unless there are few
-// items, and quick to compile. It keeps sums and results in memory, so they must not be those of a
-// loop over whole packs.
+// A row has only one cut pack. Unless there are few items, the loop over them is not unrolled,
+// which is quick enough and compiles quickly. The loop keeps its sums and results in memory, so it
+// cannot share them with a loop over whole packs.
 template <class B, class F>
 inline void for_each_item(CutPack at, index_t end, const F& f) {
   if constexpr (parts_per_pack<B> == 1 && items_per_pack<B> <= 4) {
@@ -162,7 +162,7 @@ inline void for_each_item(PartAt<Part> at, const F& f) {
   for_each_item<B>(static_cast<Part>(at), at.end, f);
 }
 
-// f(at) for each part of a pack.
+// Calls f(at) for each part of a pack.
 template <class B, class Column, class F>
 inline void for_each_part(Column at, index_t end, const F& f) {
   f(PartAt<Column>{at, end});
@@ -177,7 +177,7 @@ inline void for_each_part(index_t column, index_t end, const F& f) {
     f(PartAt<CutPack>{{column}, end});
 }
 
-// A cut item is converted as a whole one is, by way of an array of stored elements.
+// A cut item is copied to an array of stored elements, and then converted like a whole item.
 template <class T, int count>
 struct StoredItem {
   typedef uint8_t Bits __attribute__((vector_size(count * sizeof(T))));
@@ -198,13 +198,13 @@ inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
                                      pack.start + at.index * simd::lanes<C>, at.count));
   return simd::load<C>(stored.items);
 }
-// From computed items.
+// Reads an item that was computed.
 template <class B, class At>
 inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
   return items.item[at.index];
 }
 
-// The items are stored together at the end: stores in between, which may branch, would keep
+// The items are stored together at the end. Stores in between may branch, which would keep
 // compilers from interleaving the computations of items.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
@@ -213,7 +213,7 @@ struct OutputPack {
   index_t end;
 
   explicit OutputPack(T* row, index_t end = 0) : row(row), end(end) {}
-  // Of a part that knows the end.
+  // Stores a part that knows the end of its row.
   template <class Part>
   void store(PartAt<Part> at) {
     end = at.end;

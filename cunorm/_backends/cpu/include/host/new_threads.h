@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How many threads the system lets a process start. GCC's OpenMP runtime ends the process if it
-// cannot start one, for lack of memory or at the limit of threads.
+// Finds how many threads the system lets a process start. GCC's OpenMP runtime ends the process if
+// it cannot start a thread, for lack of memory or at the limit of threads.
 #pragma once
 #include "shared.h"
 #ifdef _OPENMP
@@ -17,7 +17,7 @@ inline void* pass(void* gate) {
   return nullptr;
 }
 
-// Starts up to `count` threads, all alive at once, ends them, and returns their number.
+// Starts up to `count` threads that are all alive at once, ends them, and returns their number.
 inline int started(int count) {
   const std::unique_ptr<pthread_t[]> threads(new pthread_t[count]);
   pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -34,9 +34,9 @@ inline int started(int count) {
 
 SHARED { inline thread_local int last_threads = 1; }
 
-// Returns the most threads, including the caller, that its next parallel region can have. Threads
-// of the last region are not tried: OpenMP keeps them, and ends those that a smaller region leaves
-// over.
+// Returns how many threads, including the caller, the caller's next parallel region can have. The
+// threads of its last region need no trial: OpenMP keeps them, and ends only the threads that a
+// smaller region does not use.
 inline int threads_that_start(int wanted) {
   if (wanted == 1) return 1;
   if (wanted > last_threads) wanted = last_threads + new_threads::started(wanted - last_threads);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The CPU's param_sums.cuh: sums over the rows that a block walks, in memory.
 //
-// Up to sixteen rows are added up to recent sums, and these are added to the block's row of partial
-// sums. Recent sums are in the row that follows it or, if a block has sixteen rows at most, in that
-// row itself. Several rows are taken at once, so that they share loads and stores of sums.
+// Up to sixteen rows are added to recent sums, which are then added to the block's row of partial
+// sums. Recent sums are in the next row of memory or, if a block has at most sixteen rows, in the
+// row of partial sums itself. Several rows are taken at once, to share loads and stores of sums.
 #pragma once
 #include "row.cuh"
 
-// A pack of sums, loaded to be added to.
+// A loaded pack of sums, to which values are added.
 template <class B>
 struct Adder {
   Items<B> sums;
@@ -22,7 +22,7 @@ struct Adder {
   }
 };
 
-// For a gradient that was not asked for.
+// Takes the place of Adder for a gradient that is not wanted.
 struct NoAdder {
   template <class At, class V>
   void add(At, V) {}
@@ -30,7 +30,7 @@ struct NoAdder {
   void add_product(At, V, V) {}
 };
 
-// Sums for one parameter; `wanted` is false where the caller asked for none.
+// Sums for one parameter. `wanted` says whether the caller asked for its gradient.
 template <class B, bool wanted>
 struct ColumnSums {
   using C = typename B::compute_t;
@@ -55,7 +55,7 @@ struct ColumnSums {
     if constexpr (wanted) store(recent, at, adder.sums);
   }
 
-  // Moves the recent sums to the block's row.
+  // Adds the recent sums to the block's row of partial sums.
   void end_run(const Walk<B>& walk) {
     if constexpr (!wanted) return;
     if (recent != sums)
@@ -116,13 +116,13 @@ struct ParamSums {
   }
 
  private:
-  // Whether all rows that a block walks are recent.
+  // Whether every block has at most run_rows rows.
   static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
 };
 
-// Results that bypass the caches are written a row at a time, as the machine combines few lines at
-// once. Rows so narrow that several have few lines, or so wide that two are taken, are written as
-// others are (measured).
+// Results that bypass the caches are written a row at a time, because the machine combines stores
+// to only a few lines at once. But rows of at most few_lines bytes, and rows of which two are taken
+// at once, are written several at a time (measured).
 inline constexpr index_t few_lines = 512;
 template <class B>
 inline constexpr bool streams_results =

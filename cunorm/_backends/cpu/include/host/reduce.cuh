@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The CPU's reduce.cuh: reductions of one thread, or of several that share a row, whose parts are
-// combined in their order. No result depends on whether rows are shared.
+// The CPU's reduce.cuh: reductions by one thread, or by several threads that share a row, whose
+// parts are combined in order. No result depends on whether rows are shared.
 #pragma once
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// Over a chunk of at most 16 packs: value i is that of the items in slot i of all packs.
+// Reduces over a chunk of at most 16 packs: value i is the result over slot i of all packs.
 inline constexpr int chunk_packs = 16, part_chunks = 8;
 template <class B, class Op = Sum>
 struct ItemReduction {
@@ -21,7 +21,7 @@ struct ItemReduction {
     static_assert(same_type<Op, Sum>, "a product is added");
     values.item[at.slot] = fma(a, b, values.item[at.slot]);
   }
-  // Over all items; it overwrites the values.
+  // Returns the result over all items. It overwrites the values.
   typename B::compute_t result() {
     fold<items_per_pack<B> / 2>();
     return simd::reduce<Op>(values.item[0]);
@@ -37,8 +37,8 @@ struct ItemReduction {
 template <class B>
 using ItemSums = ItemReduction<B>;
 
-// Over a row's chunks: those of a part are combined, and then the parts in the same manner. A part
-// that is alone is taken as it is.
+// Reduces over a row: first over the chunks of each part, then over the parts. If a row has one
+// part, the part's value is the result.
 template <class B, class Op = Sum>
 struct RowReduction {
   using Operation = Op;
@@ -46,7 +46,7 @@ struct RowReduction {
   Accumulator<Op, C> recent, parts_before;
   int chunks = 0;
   index_t part = -1;
-  C* parts = nullptr;  // of a row that is shared
+  C* parts = nullptr;  // values of the parts of a shared row
 
   RowReduction() {
     if constexpr (shared_rows) parts = gang.ring<Op, C>();
@@ -71,7 +71,7 @@ struct RowReduction {
     }
   }
 
-  // Of a shared row, after all threads have waited for each other.
+  // For a shared row, call it after all threads have waited for each other.
   C result() const {
     if (!shared_rows && chunks <= part_chunks) return recent.value;
     Accumulator<Op, C> row = parts_before;
@@ -99,7 +99,7 @@ struct Team {
   explicit Team(Scratch&) {}
 
   int thread() const { return shared_rows ? gang.thread : 0; }
-  // The results over the threads.
+  // Returns the results over the threads.
   template <class... Reductions>
   Pack<C, sizeof...(Reductions)> all_reduce(Reductions&... reductions) const {
     if constexpr (shared_rows) gang.wait();

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
-// The CPU's row.cuh: the operands and results of rows; row_walk.cuh walks the rows. Reading an
-// operand prefetches a later row of it.
+// The CPU's row.cuh: the operands and results of rows; row_walk.cuh walks over the rows. Reading a
+// row of an operand prefetches a later row of that operand.
 #pragma once
 #include "row_walk.cuh"
 
-// Packs of computed values that a thread holds, of a row or of the rows that it takes at once.
+// How many packs of computed values a thread holds, for the row or rows that it takes at once.
 #ifndef HELD_PACKS
 #define HELD_PACKS 0
 #endif
 
-// With a gate of more than 16 bits, loading is slower than computing with AVX-512.
+// With AVX-512 and a gate of more than 16 bits, loading held values is slower than computing them.
 template <class B>
 inline constexpr int held_packs =
     B::reduces && (simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t))
         ? HELD_PACKS
         : 0;
 
-// Passes over a row are so long that memory would idle in one that prefetches nothing.
+// Whether passes over a row are so long that memory would idle in a pass that prefetches nothing.
 #if defined(LONG_PASSES)
 template <class B>
 inline constexpr bool long_passes = true;
@@ -28,8 +28,8 @@ template <class B>
 inline constexpr bool long_passes = false;
 #endif
 
-// An operand's row, in memory. Each pack of a later row is prefetched once: in the second pass, in
-// the only pass that reads it, or, where passes are long, half of the packs in each pass.
+// An operand's row. Each pack of a later row is prefetched once: in the second pass, or in the only
+// pass that reads the operand. If passes are long, each prefetches half of the packs.
 template <class B, class T, bool once = false>
 struct RowPacks {
   InputRow<const T> row;
@@ -74,7 +74,7 @@ struct ParameterPacks {
   }
 };
 
-// Copies a part of a pack to the same part of another.
+// Copies a part of a pack to the same part of another pack.
 template <class B, class At, class T>
 inline void copy_part(At, LoadedPack<B, T>& to, const LoadedPack<B, T>& from) {
   to = from;
@@ -84,8 +84,8 @@ inline void copy_part(At at, Pack<V, count>& to, const Pack<V, count>& from) {
   for_each_item<B>(at, [&](auto item) { to.item[item.index] = from.item[item.index]; });
 }
 
-// What a thread computes of a row in the first pass. It holds that for the second pass if computing
-// takes longer than loading. With `hold` the last pack is read back in the first pass, too.
+// The values that a thread computes in the first pass over a row, and holds for the second pass if
+// computing takes longer than loading. With `hold`, the first pass reads back the last pack, too.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V* packs;
@@ -106,7 +106,7 @@ struct HeldPacks {
   }
   template <bool second_pass>
   V operator[](PackAt<CutPack, second_pass>) const {
-    return last;  // a copy in memory, for a loop
+    return last;  // a copy, which a loop needs in memory
   }
   template <class At, class Compute>
   either<(held_packs<B> > 0), const V&, V> held_or(At at, const Compute& compute) const {

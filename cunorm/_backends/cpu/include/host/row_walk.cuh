@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a CPU's threads walk over rows, and over a row: in chunks of packs, which are used where they
-// lie in memory. In the second pass they come from the caches. A thread walks over neighbouring
-// rows.
+// How a CPU's threads walk over rows. A thread takes neighbouring rows, and goes over each in
+// chunks of packs, which stay in memory. In the second pass, packs come from the caches.
 #pragma once
 #include <new>
 #include <type_traits>
@@ -10,7 +9,7 @@
 #include "operands.cuh"
 #include "reduce.cuh"
 
-// A row and its results fill a core's caches.
+// Whether a row and its results fill a core's caches.
 #ifdef WIDE_ROWS
 inline constexpr bool wide_rows = true;
 #else
@@ -20,27 +19,26 @@ inline constexpr bool wide_rows = false;
 template <class B>
 inline constexpr bool streamed = true;
 
-// So many rows of x stay in a second-level cache between passes, beside dy, the sums of a
-// parameter's gradient and prefetched rows (measured with 1 MiB). Powers of two, as sixteen rows
-// are added up.
+// How many rows are taken at once. That many rows of x stay in a second-level cache between passes,
+// beside dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
+// power of two, because sixteen rows are added up.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
 }
 
-// How many rows ahead to prefetch: 64 KiB, so that memory answers in time, and beyond the rows that
-// are taken at once.
+// How many rows ahead to prefetch: 64 KiB, so that memory answers in time, but at least as many
+// rows as are taken at once.
 inline index_t rows_ahead(index_t row_bytes) {
   return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
 }
 
-// A part of a pack: whole, or cut by the row's end. `second_pass`: it is visited in the second
-// pass.
+// A part of a pack, whole or cut by the row's end. `second_pass` says which pass visits it.
 template <class Place, bool second_pass_>
 struct PackAt {
   static constexpr bool second_pass = second_pass_;
   Place place;
-  index_t column, end;  // of the row
+  index_t column, end;  // where the pack begins, and where the row ends
 };
 
 template <class B, class Place, bool second_pass, class F>
@@ -69,14 +67,14 @@ struct Results {
   }
 };
 
-// Whether the first chunk is the first pack alone, as in a centered forward.
+// Whether the first chunk has one pack only, as in a centered forward.
 template <class B, class = void>
 inline constexpr bool begins_with_pack = false;
 template <class B>
 inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
 
-// The first pass of a centered backward has three sums, and 16 registers do not hold those of all
-// parts of a pack. Where it is quicker, it visits one part of all packs after the other.
+// The first pass of a centered backward has three sums, and 16 registers cannot hold the sums of
+// all parts of a pack. Where it is quicker, the pass visits one part of all packs before the next.
 #ifdef LONG_PASSES
 template <class B>
 inline constexpr bool parts_in_turn = false;
@@ -148,7 +146,7 @@ struct Walk {
             slot};
   }
 
-  // visit(found, first, count) for rows that are taken at once; found[i] is find(row first + i).
+  // Calls visit(found, first, count) for rows taken at once; found[i] is find(row first + i).
   template <class Find, class Visit>
   void for_each_rows(int at_once, const Find& find, const Visit& visit) const {
     using Found = decltype(find(row(0)));
@@ -171,15 +169,15 @@ struct Walk {
   }
 };
 
-// A chunk has 16 packs, or as many as are left of the row; a pack that the row's end cuts is a
-// chunk of its own. If the first chunk is a pack, the next one has the other 15. Threads that share
-// a row have parts of it (gang.h).
+// A chunk has 16 packs, or the packs that are left of the row. A pack that the row's end cuts is a
+// chunk of its own. If the first chunk has one pack only, the next chunk has the other 15. If
+// threads share a row, each has parts of it (gang.h).
 template <class B>
 struct Row {
   static constexpr bool exists = true;
   const Walk<B>& walk;
-  index_t index, later;  // among the rows of all groups
-  int slot;              // among the rows that are taken at once
+  index_t index, later;  // indices of this row and of the row to prefetch
+  int slot;              // index among the rows that are taken at once
   mutable Results<B> results = {};
 
   template <class T>
@@ -218,19 +216,19 @@ struct Row {
   }
 
  private:
-  static constexpr index_t columns = chunk_packs * B::pack;  // of a chunk
+  static constexpr index_t columns = chunk_packs * B::pack;  // per chunk
 
   template <bool second_pass, class F>
   void for_each_chunk_from(index_t first, const F& f) const {
     const index_t whole = walk.width / B::pack * B::pack;
     const auto visit_cut = [&] { f(Chunk<B, second_pass, true>{whole, walk.width, results}); };
-    const bool is_cut = first <= whole && whole < walk.width;  // and not the first chunk
+    const bool is_cut = first <= whole && whole < walk.width;  // a cut pack is still to be visited
     if constexpr (!shared_rows) {
       for_each_whole_chunk<second_pass>(first, whole, f);
       if (is_cut) visit_cut();
     } else {
       constexpr index_t more = begins_with_pack<B>;
-      const index_t cut = (whole + columns - 1) / columns + more;  // the chunks before it
+      const index_t cut = (whole + columns - 1) / columns + more;  // index of the cut chunk
       gang.for_each_part([&](index_t part) {
         gang.part = part;
         const index_t begin = (part * part_chunks - more) * columns;
@@ -251,8 +249,8 @@ struct Row {
   }
 };
 
-// With 16 bits and without AVX-512, a row has so many instructions that a core cannot reach the
-// next row while it waits for the sums of one: several narrow rows are taken at once.
+// In 16 bits without AVX-512, a row takes so many instructions that a core cannot reach the next
+// row while it waits for the sums of one row. So several narrow rows are taken at once.
 template <class B, class Find, class Store>
 inline void for_each_row(const Walk<B>& walk, const Find& find, const Store& store) {
   constexpr bool is_long = sizeof(typename B::x_t) == 2 && simd::bytes < 64;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Variables that the libraries of a process share: a thread has one variable of a name, not one for
-// each library. Libraries share only with those of the same headers, compiler and options, which
-// have the same LIBRARIES. All else but the entry points is a library's own (-fvisibility=hidden).
-// Functions of the standard library are visible, as its headers say: sharing them does no harm.
+// Variables that libraries of one process share: a thread has one variable of a name, instead of
+// one for each library. Only libraries with the same headers, compiler and options, and so with the
+// same LIBRARIES, share variables. Everything else but the entry points is hidden
+// (-fvisibility=hidden). Functions of the standard library stay visible, which does no harm.
 #pragma once
 
 #ifndef LIBRARIES

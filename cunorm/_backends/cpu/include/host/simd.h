@@ -2,8 +2,8 @@
 // SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
 // convert.
 //
-// A vector is as wide as the machine's registers. Sums have 64 lanes for any width, so no result
-// depends on it.
+// A vector is as wide as the machine's registers. Sums have 64 lanes for any width of vectors, so
+// no result depends on that width.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -66,14 +66,14 @@ inline void store_bits(void* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// load<C>(p): as many elements as a vector of C has, converted.
+// load<C>(p) loads as many elements as a vector of C has, and converts them.
 template <class C, class T>
 inline Vector<C> load(const T* p) {
   Vector<C> v;
   for (int i = 0; i < lanes<C>; ++i) v[i] = convert<C>(p[i]);
   return v;
 }
-// Conversions between 16 bits and double are long and rare. They are called, not inlined: else a
+// Conversions between 16 bits and double are long and rare, so they are not inlined. Otherwise a
 // build would have hundreds of copies, and take ten times as long to compile.
 template <>
 __attribute__((noinline)) inline Doubles load<double>(const fp16* p) {
@@ -102,7 +102,7 @@ inline Doubles load<double>(const fp32* p) {
 template <>
 inline Floats load<float>(const bf16* p) {
 #if defined(__aarch64__)
-  return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 takes the last line apart
+  return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 splits up the #else line
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
   // One instruction moves an element's bits to the upper half of each word, and zeros to the lower.
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
@@ -110,7 +110,7 @@ inline Floats load<float>(const bf16* p) {
   const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
   return (Floats)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, bits);
 #elif defined(__AVX2__)
-  // One shuffle, within each half of a register.
+  // One instruction shuffles the bytes within each half of a register.
   const __m256i from = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1,
                                         -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
   const __m256i bits = _mm256_broadcastsi128_si256(load_bits<__m128i>(p));
@@ -120,7 +120,7 @@ inline Floats load<float>(const bf16* p) {
 #endif
 }
 
-// store(p, v): the vector's elements, rounded to T.
+// store(p, v) stores the vector's elements, rounded to T.
 template <class T, class V>
 inline void store(T* p, V v) {
   for (int i = 0; i < int(sizeof(V) / sizeof(v[0])); ++i) p[i] = convert<T>(v[i]);
@@ -133,7 +133,7 @@ inline void store(fp32* p, Doubles v) {
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-  // The instruction treats subnormals as zeros, so it is used where there are none.
+  // The instruction treats subnormals as zeros, so it is used if there are no subnormals.
   constexpr int subnormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);
@@ -195,7 +195,7 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-// Over the elements: the upper half and the lower are combined until one is left.
+// Reduces over the elements: combines the upper and the lower half until one element is left.
 template <class Op, class V>
 inline auto reduce(V v) {
   constexpr int count = sizeof(V) / sizeof(v[0]);

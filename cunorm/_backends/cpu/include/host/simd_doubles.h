@@ -5,8 +5,8 @@
 
 namespace simd {
 
-// Rounds to odd: of the two floats around v, the one whose last bit is set. A second rounding, to
-// 16 bits, then gives what one rounding of the double would.
+// Rounds to odd: of the two floats around v, returns the one whose last bit is set. Rounding that
+// float to 16 bits then gives the same as rounding the double once.
 inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto nearest = __builtin_convertvector(v, FloatsOfDoubles);
   const auto back = __builtin_convertvector(nearest, Doubles);
@@ -17,8 +17,8 @@ inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto is_inexact = __builtin_convertvector(back != v, IntsOfDoubles);
   return (FloatsOfDoubles)(toward_zero | (is_inexact & 1));
 }
-// The same for a v that is no subnormal as a float: its upper bits; the last is set if any lower
-// bit is.
+// Rounds to odd if v is not subnormal as a float: keeps the upper bits of v, and sets the last of
+// them if any lower bit is set.
 inline FloatsOfDoubles round_normal_to_odd(Doubles v) {
   const LongInts bits = (LongInts)v, others = LongInts{} + 0x1fffffff;
   const LongInts rounded = (bits | ((bits & others) + others)) & ~others;
@@ -55,7 +55,7 @@ inline void store_half(Half* p, Doubles v) {
   store(halves, joined(round_to_odd(v), FloatsOfDoubles{}));
   std::memcpy(p, halves, lanes<double> * sizeof(Half));
 }
-// As for loads, called and not inlined.
+// Not inlined, for the same reason as the loads.
 __attribute__((noinline)) inline void store(fp16* p, Doubles v) { store_half(p, v); }
 __attribute__((noinline)) inline void store(bf16* p, Doubles v) { store_half(p, v); }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The first elements of a SIMD vector, whose others lie outside a row.
+// The first elements of a SIMD vector, whose other elements lie outside a row.
 #pragma once
 #include "simd.h"
 
 namespace simd {
 
-// All bits of the first `count` numbers of a vector, none of the others.
+// Returns a vector with all bits set in its first `count` numbers, and none in the others.
 template <class Int, int bytes>
 inline auto first_lanes(Int count) {
   typedef Int V __attribute__((vector_size(bytes)));
@@ -14,8 +14,8 @@ inline auto first_lanes(Int count) {
   return lane < count;
 }
 
-// Loads and stores of the first `count` elements, at least one: loads give zeros for the others,
-// stores leave them as they are.
+// These load and store the first `count` elements, at least one. A load gives zeros for the other
+// elements; a store leaves them as they are.
 template <class V, class T>
 inline V load_first(const T* p, int count) {
   V v{};
@@ -66,7 +66,7 @@ inline void store_first(T* p, V v, int count) {
   std::memcpy(p, &v, count * sizeof(T));
 }
 
-// The first `count` elements, and those of `others`.
+// Returns the first `count` elements of v, and the other elements of `others`.
 template <class V>
 inline V first_elements(V v, int count, V others) {
   using Int = std::conditional_t<sizeof(v[0]) == 8, int64_t, int32_t>;

@@ -5,25 +5,26 @@
 
 namespace simd {
 
-// store() of one vector after the other.
+// Stores one vector after the other.
 template <int count, class T, class V>
 inline void store_all(T* p, const V* v) {
 #pragma GCC unroll 32
   for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
 }
-// Rare, so not inlined: else the vectors would have to lie in memory.
+// Rarely called, so not inlined: inlining it would force the vectors into memory.
 __attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floats high) {
   store(p, low);
   store(p + lanes<float>, high);
 }
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_PAIRS
-using Pair = __m512i;  // rounded
-// Two vectors at a time, with one test for all of them: false if there are subnormals.
+using Pair = __m512i;  // two rounded vectors
+// Rounds two vectors at a time, with one test for all of them. Returns false if a result is zero or
+// subnormal, because the instruction treats subnormals as zeros.
 template <int pairs>
 inline bool round_pairs(const Floats* v, Pair* rounded) {
   const __m512i exponents = _mm512_set1_epi16(0x7f80);
-  __mmask32 normal = ~0u;  // nor zero: the instruction treats subnormals as zeros
+  __mmask32 normal = ~0u;
 #pragma GCC unroll 32
   for (int i = 0; i < pairs; ++i) {
     rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
@@ -33,12 +34,12 @@ inline bool round_pairs(const Floats* v, Pair* rounded) {
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define HAS_PAIRS
-using Pair = __m256i;  // rounded
+using Pair = __m256i;  // two rounded vectors
 inline __m256i rounded_bits(Floats v) {
   const Words bits = (Words)v;
   return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-// Two vectors at a time, with one test for all of them: false if there are NaN.
+// Rounds two vectors at a time, with one test for all of them. Returns false if there is a NaN.
 template <int pairs>
 inline bool round_pairs(const Floats* v, Pair* rounded) {
   constexpr int in_order = 0xd8;
@@ -53,8 +54,8 @@ inline bool round_pairs(const Floats* v, Pair* rounded) {
   return _mm256_movemask_ps(has_nan) == 0;
 }
 #endif
-// put(p, bits) stores one rounded vector, or two. If round_pairs returns false, all are stored by
-// `store`.
+// put(p, bits) stores one rounded vector or two. If round_pairs returns false, `store` stores all
+// vectors.
 template <int pairs, class Put>
 inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS

@@ -5,9 +5,9 @@
 
 namespace simd {
 
-// Whether each of so many results can bypass the caches. Without AVX-512 several results of 16 bits
-// cannot: a part of a pack is one cache line then, and alternating stores of lines of two results
-// take three times as long as others (measured).
+// Whether the stores of `results` results can bypass the caches. Without AVX-512, several results
+// of 16 bits cannot: a part of a pack is then one cache line, and alternating stores to lines of
+// two results take three times as long as other stores (measured).
 template <class T, class C, int results>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
@@ -16,14 +16,14 @@ inline constexpr bool can_stream<fp32, float, results> = true;
 template <int results>
 inline constexpr bool can_stream<bf16, float, results> =
     bytes == 64 || (bytes == 32 && results == 1);
-#if defined(__F16C__) && defined(__FMA__)  // as for bits_of
+#if defined(__F16C__) && defined(__FMA__)  // the condition of bits_of
 template <int results>
 inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float, results>;
 #endif
 #endif
 
 #if defined(__SSE2__)
-// In pieces of 16 bytes, to which allocators align at least; the machine combines them to lines.
+// Stores in pieces of 16 bytes, the least alignment of allocators. The machine combines them.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
   char* const pieces = static_cast<char*>(p);
@@ -45,7 +45,7 @@ inline void stream_pieces(void* p, Bits bits) {
   if constexpr (sizeof(bits) == 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(pieces), (__m128i)bits);
 }
-// Bypasses the caches if the address is aligned, at once or in pieces.
+// Stores at once or in pieces. The stores bypass the caches if the address is aligned.
 template <class Bits>
 inline void stream(void* p, Bits bits) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -64,7 +64,7 @@ inline void stream(void* p, Bits bits) {
 }
 #endif
 
-// As store_all, bypassing the caches.
+// Does what store_all does, but bypasses the caches.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
@@ -80,7 +80,7 @@ inline void store_all_non_temporal(T* p, const V* v) {
 #endif
 }
 
-// Other threads see such stores only after this.
+// Other threads see non-temporal stores only after this call.
 inline void finish_non_temporal_stores() {
 #if defined(__SSE__)
   _mm_sfence();
