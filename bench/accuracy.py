@@ -3,13 +3,13 @@
 
 All providers get the same stored operands; `cunorm.reference` computes the exact results. Errors
 are in ulp of the result's dtype: for y and dx at the largest exact value of the row, for dweight
-and dbias at the largest exact value of the vector. Rounding to nearest alone costs half an ulp.
+and dbias at the largest exact value of the vector. Rounding to nearest costs up to half an ulp.
 
-Rows come from a normal distribution with deviation 1 and several means ("mean 1e4"; left out if
-the dtype cannot resolve the deviation there), from Student's t distribution with 2 degrees of
-freedom ("tails"), or, at width 128, from the residual stream of a small Transformer trained for
-half a minute on the characters of Python's documentation ("activations"). cunorm-softgpu is cunorm
-on the tests' software GPU, which interprets the PTX that NVRTC makes.
+There are three kinds of rows. Normal rows have deviation 1 and one of several means ("mean 1e4");
+a mean is left out if the dtype cannot resolve the deviation. "tails" are Student's t with 2 degrees
+of freedom. "activations", at width 128, are the residual stream of a small Transformer, trained for
+half a minute on the characters of Python's documentation. The provider cunorm-softgpu is cunorm on
+the tests' software GPU, which interprets the PTX that NVRTC makes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OnSoftgpu(Cunorm):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the CSV and the picture, and print the table; 1 if cunorm failed."""
+    """Measure, write the CSV and the picture, and print the table; return 1 if cunorm failed."""
     options = _arguments(argv)
     failed: set[str] = set()
     if options.read:
@@ -90,7 +90,7 @@ def measure(
 
 
 def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
-    """Return the rows of all points, and the names of providers that failed at one."""
+    """Return the rows of all points, and the names of providers that failed at any point."""
     from bench import cpu, machine
     from cunorm._backends.cpu.threads import thread_count
 
@@ -122,12 +122,12 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
 
 
 def _load(names: Sequence[str]) -> list[Provider]:
-    """Return the providers of these names, and say which did not load."""
+    """Return the providers of these names, and print which of them did not load."""
     found, failures = load("cpu", [name for name in names if name != SOFTGPU])
     if SOFTGPU in names:
         try:
             found.append(OnSoftgpu())
-        except Exception as error:  # whatever its compiler raises
+        except Exception as error:  # a compiler may raise anything
             failures[SOFTGPU] = error
     for name, error in failures.items():
         print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
@@ -151,11 +151,11 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     ):
         text = f"some of {', '.join(allowed)}"
         add(f"--{name}", type=lists(allowed), default=list(allowed), help=text)
-    shapes_help = "ROWSxWIDTH,...; of group norms NxCxHxW"
+    shapes_help = "ROWSxWIDTH,...; for group norms NxCxHxW"
     add("--shapes", type=arguments.shapes, default=_SHAPES, help=shapes_help)
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the worst errors here")
-    add("--read", type=Path, metavar="FILE.csv", help="take the rows from here, measure nothing")
+    add("--read", type=Path, metavar="FILE.csv", help="read the rows from here, measure nothing")
     options = parser.parse_args(argv)
     for path in filter(None, (options.out, options.plot)):
         if not path.parent.is_dir():

@@ -26,7 +26,7 @@ Float64 = NDArray[np.float64]
 
 
 def exists(kind: str, dtype: str, shape: Shape) -> bool:
-    """Whether there is x of a kind: a mean that a dtype resolves, activations of a model's width.
+    """Whether x of a kind exists for a dtype and a shape.
 
     If a dtype's numbers near the mean lie farther apart than the rows' deviation, 1, rounding would
     make rows constant or not finite. So float16 and bfloat16 have no mean above 100.
@@ -68,7 +68,7 @@ def _x(rng: np.random.Generator, kind: str, shape: Shape) -> Float64:
 def activations() -> Float64:
     """Train the small Transformer of `examples/` for half a minute; return its residual stream.
 
-    The rows are what its last norm reads, at each character of some windows of the text.
+    A row is the input of the model's last norm, at a character of some windows of the text.
     """
     data = corpus(installation_text()[1])
     rng = np.random.default_rng(0)

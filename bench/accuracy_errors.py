@@ -24,7 +24,7 @@ class Row:
     Attributes
     ----------
     y_worst, y_rms, ...
-        The largest error and the root of the mean square of all, in ulp; see `errors`.
+        The largest error and the root mean square of all errors, in ulp; see `errors`.
     """
 
     date: str
@@ -54,12 +54,12 @@ class Row:
 def errors(
     operator: Operator, name: str, result: Any, exact: Any, dtype: str
 ) -> tuple[float, float]:
-    """Return the worst error of a result and the root of the mean square, in ulp.
+    """Return the worst error of a result and the root mean square of its errors, in ulp.
 
     An ulp is the spacing of the numbers of `dtype` at the largest exact value of the row (for a
-    group norm, of the sample's group), or of the whole dweight or dbias. An ulp at the element
-    itself would make any error next to zero large. Rounding to nearest is at most half an ulp.
-    A result that is not finite has an infinite error.
+    group norm, of the sample's group), or of the whole dweight or dbias. The spacing at the element
+    itself is not used, because any error of an element near zero would be large. Rounding to
+    nearest is at most half an ulp. A result that is not finite has an infinite error.
     """
     exact = np.asarray(exact, np.float64)
     error = np.abs(np.asarray(result).astype(np.float64) - exact)
@@ -80,7 +80,7 @@ def cells(found: dict[str, tuple[float, float]]) -> dict[str, str]:
 
 
 def table(rows: Sequence[Row], dtype: str = "float32") -> Iterator[str]:
-    """Yield the lines of a Markdown table: worst errors of y and dx on a dtype."""
+    """Yield the lines of a Markdown table: the worst errors of y and dx for a dtype."""
     chosen = [row for row in rows if row.dtype == dtype]
     providers = list(dict.fromkeys(row.provider for row in chosen))
     points: dict[tuple[str, str, str], dict[str, Row]] = {}

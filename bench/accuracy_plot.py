@@ -2,8 +2,8 @@
 """The picture of the accuracy report: worst errors over the kinds of data.
 
 Each operator has a line of panels, each result and dtype a column, each provider a colour. A line
-joins the means; other kinds of data are single marks. Each operator shows its largest row, and
-beside it the activations, which have only one width.
+joins the means; other kinds of data are single marks. Of each operator, the shape with the longest
+rows is drawn, and the activations, which have only one width.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = (("y", "float32"), ("dx", "float32"), ("dweight", "float32"), ("dx", "bfloat16"))
-_PANEL = 2.5, 1.45  # inches, of the axes alone
+_PANEL = 2.5, 1.45  # inches, of the axes without labels
 _MARGINS = 0.65, 0.5, 0.55, 1.0, 0.6  # inches: left, between columns, lines; below, above
 _FONT = 9.0  # points
-_DODGE = 0.13  # between the providers' marks, of the distance between two kinds of data
+_DODGE = 0.13  # between the marks of two providers, relative to that between two kinds of data
 _TICKS = {TAILS: "tails", ACTIVATIONS: "act."} | {kind: kind.split()[1] for kind in MEANS}
 
 
@@ -48,7 +48,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
         line[0].set_ylabel("ulp")
     for panel in panels[-1]:
         panel.set_xlabel("mean of x, or its kind")
-    for panel in panels[0]:  # each column shares its axis
+    for panel in panels[0]:  # the panels of a column share their axis
         _ulp_axis(panel)
     handles, labels = panels[0][0].get_legend_handles_labels()
     legend_options = {"loc": "upper left", "bbox_to_anchor": (0.02, 1), "ncols": len(labels)}
@@ -58,14 +58,14 @@ def _figure(rows: Sequence[Row]) -> Figure:
 
 
 def drawn(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the shape with most elements, and those of activations."""
+    """Return the CSV's rows of the shape with the longest rows, and those of activations."""
     shapes = dict.fromkeys(row.shape for row in rows if row.data != ACTIVATIONS)
     largest = max(shapes, key=lambda shape: int(shape.split("x")[1]), default="")
     return [row for row in rows if row.data == ACTIVATIONS or row.shape == largest]
 
 
 def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str]) -> None:
-    """Draw the marks of each provider beside the others', those of cunorm on top."""
+    """Draw the marks of all providers side by side, with those of cunorm on top."""
     for number, provider in enumerate(providers):
         shift = _DODGE * (number - (len(providers) - 1) / 2)
         by_kind = {row.data: row.value(column) for row in rows if row.provider == provider}
@@ -116,7 +116,7 @@ def _empty_figure(lines: int, columns: int) -> tuple[Figure, Any]:
 
 
 def _note(figure: Figure, rows: Sequence[Row]) -> None:
-    """Write below the panels what is drawn, and with what it was measured."""
+    """Write a note about the data and the measurement below the panels."""
     width, height = figure.get_size_inches()
     text = (
         "Worst errors against float64, in ulp of the dtype at the largest value of the row, or of "

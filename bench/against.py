@@ -25,8 +25,8 @@ from bench.ratios import Ratio, geometric_mean, ratios
 from cunorm._backends.cpu.threads import thread_count
 
 THIS, OTHER, TIME = "cunorm", "other", "p20_us"
-# Rows, from many short ones to a long one; the last shape shows a call's cost on the host. Then
-# samples.
+# Shapes of rows, from many short rows to one long row; (8, 1024) shows the host cost of a call.
+# Shapes of samples follow.
 SHAPES: tuple[Shape, ...] = (
     *((65536, 64), (16384, 256), (4096, 1024), (4096, 4096), (1024, 16384)),
     *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024)),
@@ -96,7 +96,7 @@ class _Run:
     def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:
         """Time points, and return a ratio each; points beyond the limit are timed again at the end.
 
-        By then other work on the machine may be over.
+        Until then, other work on the machine may have ended.
         """
         timed = [(point, self._time(point)) for point in points]
         lost = [(point, found) for point, found in timed if found and found[0].value > self._most]
@@ -159,19 +159,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench against", description=__doc__)
     add = parser.add_argument
-    add("checkout", type=Path, help="the folder of the other checkout: what has cunorm/ in it")
-    add("--march", help="compile both for this -march of the compiler's; default: native")
+    add("checkout", type=Path, help="the folder of the other checkout, which contains cunorm/")
+    add("--march", help="the -march for which both are compiled; default: native")
     add("--op", type=arguments.list_of(_NAMES), help=f"some of {', '.join(_NAMES)}")
     add("--dtype", type=arguments.list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
     directions = list(grid.DIRECTIONS)
     add("--direction", type=arguments.list_of(directions), default=directions)
     add("--shapes", type=arguments.shapes, help="ROWSxWIDTH or NxCxHxW,...")
     add("--quick", action="store_true", help="fewer operators and shapes, in a minute")
-    add("--seconds", type=arguments.seconds, default=0.7, help="spent on each point")
-    add("--calls", type=arguments.count, help="in each turn; default: as `time` has it")
+    add("--seconds", type=arguments.seconds, default=0.7, help="seconds for each point")
+    add("--calls", type=arguments.count, help="calls in a turn; default: as for `time`")
     add("--threads", type=arguments.count, default=thread_count())
-    add("--most-mean", type=float, default=1.05, help="wanted of the geometric mean")
-    add("--most-point", type=float, default=1.25, help="wanted of each point")
+    add("--most-mean", type=float, default=1.05, help="limit of the geometric mean")
+    add("--most-point", type=float, default=1.25, help="limit of each point")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     options = parser.parse_args(argv)
     options.op = options.op or (QUICK_NAMES if options.quick else grid.DEFAULT_OPERATORS)

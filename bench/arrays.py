@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Views of one array in several frameworks: from the host to a device, and to torch and JAX."""
+"""Copies of an array to a device and to the host, and views of it in torch and JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 def upload(xp: Any, host: Any, repeats: int = 1) -> Any:
     """Copy an array to the memory of `xp`, CuPy or NumPy, and keep its memory order.
 
-    It is copied as integers, as CuPy may lack the dtype. The rows of an array are repeated
+    The array is copied as integers, because CuPy may lack its dtype. Its rows are repeated
     `repeats` times.
     """
     by_memory = sorted(range(host.ndim), key=lambda axis: -host.strides[axis])
@@ -46,7 +46,7 @@ def as_jax(array: Any) -> Any:
 
 
 def as_host(array: Any) -> Any:
-    """Return any of these as a NumPy array; torch's bfloat16 becomes a wider type."""
+    """Return an array of any framework as a NumPy array; a tensor becomes float64."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(array, torch.Tensor):
         return array.detach().double().cpu().numpy()

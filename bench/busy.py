@@ -23,7 +23,7 @@ from cunorm._backends.cpu.threads import available_cores, thread_count
 OPERATORS = ("rms_norm", "layer_norm", "group_norm+silu")
 SHAPES = ((1024, 1024), (1, 128, 64, 64))
 NAMES = ("cunorm", "torch")
-# A process that ends when its parent does.
+# The program of a process that works until its parent ends.
 _WORK = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**5))"
 
 
@@ -66,7 +66,7 @@ def _turns(
 
 
 def medians(turns: dict[str, Turn], calls: int) -> dict[str, float]:
-    """Return the median seconds of several calls of each, in turns of random order."""
+    """Return the median seconds of several calls by name; the calls take turns in random order."""
     order, spent = random.Random(0), {name: [0.0] * calls for name in turns}
     for call in range(calls):
         for name in order.sample(list(turns), len(turns)):
@@ -76,7 +76,7 @@ def medians(turns: dict[str, Turn], calls: int) -> dict[str, float]:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep a number of processes busy meanwhile."""
+    """Keep a number of processes busy in the body of a with statement."""
     others = [subprocess.Popen([sys.executable, "-c", _WORK]) for _ in range(processes)]
     try:
         yield
@@ -96,5 +96,5 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--calls", default=200, **default)
     dtypes = list(grid.DEFAULT_DTYPES)
     add("--dtype", type=arguments.list_of(dtypes), default=dtypes)
-    add("--most", type=float, default=1.5, help="times torch's median; default: %(default)s")
+    add("--most", type=float, default=1.5, help="limit of the ratio; default: %(default)s")
     return parser.parse_args(argv)

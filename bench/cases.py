@@ -2,7 +2,7 @@
 """The operators of the timings: operands, cunorm's call, and a check.
 
 This module imports neither CuPy nor torch: the caller passes a function that copies a NumPy array
-to its device. `peers` has torch's side.
+to its device. `peers` has the calls of torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# Relative to the largest value of the result. For gross errors only: the tests have exact bounds.
+# Relative to the largest value of the result. It finds gross errors; the tests have exact bounds.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
-# Limits of the x that is checked against the oracle. Few rows: torch's layer norm on a CPU sums
-# the gradients of bfloat16 parameters in bfloat16, and is off by a tenth over thousands of rows.
+# The largest x that is checked against the oracle. It has few rows, because torch's layer norm on a
+# CPU sums gradients of bfloat16 parameters in bfloat16: over thousands of rows they are off by a
+# tenth.
 CHECKED_ROWS = 64
 CHECKED_ELEMENTS = 1 << 19
-DRAWN_ELEMENTS = 1 << 20  # or one sample; a power of two, as most of the shapes' axes are
+DRAWN_ELEMENTS = 1 << 20  # or one row or sample; a power of two, like most axes of the shapes
 
 Shape = tuple[int, ...]  # (rows, width); of a group norm, (samples, channels, height, width)
 Operands = dict[str, Any]
@@ -44,11 +45,11 @@ Call = Callable[[], Any]
 class Operator:
     """A public function, named by its plain form, with options."""
 
-    name: str  # of the function; after a plus, of the option
+    name: str  # the name of the function and, after a plus, of the option
     parameters: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
-    memory: str = ""  # of a group norm, the order of its axes in memory: NHWC or NCHW
+    memory: str = ""  # for a group norm, the order of its axes in memory: NHWC or NCHW
 
     @property
     def function(self) -> str:
@@ -57,7 +58,7 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """The name and, of a group norm, the order of its axes in memory."""
+        """The name and, for a group norm, the order of its axes in memory."""
         return f"{self.name} {self.memory}".rstrip()
 
     @property
@@ -67,17 +68,17 @@ class Operator:
 
     @property
     def has_residual(self) -> bool:
-        """Whether it adds to the residual stream first."""
+        """Whether the operator first adds x to the residual stream."""
         return self.name.startswith("add_")
 
     @property
     def base(self) -> str:
-        """The name without the prefix `add_`, which takes `_forward` and `_backward`."""
+        """The function's name without `add_`, to which `_forward` and `_backward` are appended."""
         return self.function.removeprefix("add_")
 
     @property
     def center(self) -> bool:
-        """Whether the norm subtracts the mean; the backward then takes it."""
+        """Whether the norm subtracts the mean; if so, the backward takes the mean."""
         return self.base in ("layer_norm", "group_norm") or bool(self.options.get("center"))
 
     @property
@@ -142,8 +143,8 @@ OPERATORS = (
 def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
     """Draw the operands of forward and backward on the host, all of one dtype.
 
-    x and weight have a mean, and dy is correlated with x. So no term of a formula is close to zero,
-    and a provider that omits a term is found to be wrong.
+    The means of x and weight are not 0, and dy is correlated with x. So no term of a formula is
+    close to 0, and the check finds a provider that omits a term.
     """
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
@@ -174,7 +175,7 @@ def _channels_last(array: Any) -> Any:
 
 
 def checked_shape(shape: Shape) -> Shape:
-    """Return the part of a shape that is checked."""
+    """Return a shape's first rows or samples, on which its points are checked."""
     rows = min(shape[0], CHECKED_ROWS)
     return fewer((rows, *shape[1:]), CHECKED_ELEMENTS)
 
@@ -233,7 +234,7 @@ def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[
 
 
 def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
-    """Count the necessary bytes: of row-sized operands, float32 statistics and parameters."""
+    """Count the necessary bytes of arrays as large as x, float32 statistics and parameters."""
     is_forward, rows, width = direction == "forward", *shape[:2]
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:

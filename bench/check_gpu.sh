@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Tests and times cunorm on a machine with an NVIDIA GPU. From a source tree, with no install:
+# Test and time cunorm on a machine with an NVIDIA GPU, from a source tree, without an install:
 #
 #   bench/check_gpu.sh [--second] [--dry-run] OUT_DIR
 #
-# In seven minutes: a description of the machine; smoke tests, each in its own process; all kernels
-# compiled in parallel; the tests marked gpu; compute-sanitizer, if it is installed; timings against
-# PyTorch and a plain copy. --second, in four more: timings against torch.compile and, if they are
-# installed, Liger-Kernel, fla-core and QuACK; the row norms' tests without the features of
-# cunorm/_core/caps.py. --dry-run prints the commands.
+# The steps take seven minutes: describe the machine; run smoke tests, each in its own process;
+# compile all kernels in parallel; run the tests marked gpu; run compute-sanitizer, if it is
+# installed; time cunorm, PyTorch and a plain copy. The steps of --second take four minutes: time
+# torch.compile and, if they are installed, Liger-Kernel, fla-core and QuACK; test the row norms
+# without the features of cunorm/_core/caps.py. --dry-run only prints the commands.
 #
 # OUT_DIR gets one log, which ends with a line for each step, and a CSV for each set of timings. All
-# steps run; the exit status is 1 if one failed. Later steps may use the time that a step leaves.
+# steps run; the exit status is 1 if a step failed. Later steps may use the time that a step leaves.
 # CHECK_GPU_SECONDS is the time of all steps together (default: 420; 240 for --second). $PYTHON is the
 # interpreter (default: python3), which needs cunorm's `test` extra and may have torch and a CUDA JAX.
-# CHECK_GPU_SMALL=1 tries this script itself: on the software GPU, with few tests and small arrays.
+# CHECK_GPU_SMALL=1 tries this script on the software GPU, with few tests and small arrays.
 set -uo pipefail
 
 usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; }
@@ -40,11 +40,11 @@ $dry_run || { mkdir -p "$out" && : >>"$log"; } || exit 2
 python=$(command -v "${PYTHON:-python3}") || { echo "no interpreter: ${PYTHON:-python3}" >&2 && exit 2; }
 [[ $python == /* ]] || python=$PWD/$python
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
-# JAX leaves memory to the others; what a step prints is in the log when the step is stopped.
+# JAX must leave memory to other libraries. Unbuffered output is in the log even if a step is stopped.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
 whole=420
 $second && whole=240
-stretch=${CHECK_GPU_SMALL:+3} # an interpreter needs more
+stretch=${CHECK_GPU_SMALL:+3} # the software GPU needs more time
 seconds=${CHECK_GPU_SECONDS:-$((whole * ${stretch:-1}))}
 if [[ ! $seconds =~ ^[1-9][0-9]{0,5}$ ]]; then
   echo "CHECK_GPU_SECONDS is $seconds, expected a number of seconds" >&2
@@ -53,7 +53,7 @@ fi
 cores=$(nproc)
 summary=() failed=()
 
-run=("$python") # runs Python, with the GPU that is there
+run=("$python") # runs Python on the GPU, or on the software GPU
 few_tests=() every=1 points=(--quick)
 cache=${CUPY_CACHE_DIR:-${HOME-}/.cupy/kernel_cache}
 if [[ ${CHECK_GPU_SMALL-} ]]; then
@@ -66,11 +66,11 @@ if [[ ${CHECK_GPU_SMALL-} ]]; then
 fi
 
 now() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); } # in milliseconds
-scaled() { echo $(($1 * seconds / whole)); }       # seconds of the table below
+scaled() { echo $(($1 * seconds / whole)); }       # seconds of the steps below
 kernels() { find "$cache" -name '*.cubin' -o -name '*.ptx' 2>/dev/null | wc -l; }
 has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$log"; fi; }
-note() { # TEXT: a line of the summary
+note() { # TEXT: add a line to the summary
   summary+=("$1")
   say "$1"
 }
@@ -79,7 +79,7 @@ job=0 running=check_gpu.sh # the process of a step, and its name
 imports=()
 stop() { # a signal ends the step, and the script
   if ((job)) && kill -INT "$job" 2>/dev/null; then
-    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # which ignores interrupts, as after nohup
+    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # after nohup, it ignores interrupts
     wait "$job"
   fi
   kill "${imports[@]}" 2>/dev/null
@@ -94,8 +94,8 @@ print_summary() {
 trap stop INT TERM HUP
 
 begin=$(now)
-planned=0 # seconds, when the steps before end at the latest
-step() { # NAME END COMMAND...: run a command until END, in seconds from the begin, at most
+planned=0 # the latest end of the steps so far, in seconds
+step() { # NAME END COMMAND...: run a command until END at the latest, in seconds from the begin
   local name=$1 end=$2 start before bytes limit status took shown line
   shift 2
   if $dry_run; then
@@ -107,11 +107,11 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
   fi
   start=$(now)
   limit=$((begin + end * seconds * 1000 / whole - start))
-  ((limit > 1000)) || limit=1000 # where others took longer to end than they should
+  ((limit > 1000)) || limit=1000 # earlier steps may have ended too late
   printf -v limit '%d.%03d' $((limit / 1000)) $((limit % 1000))
   { printf '\n== %s, in at most %s s:' "$name" "$limit" && printf ' %q' "$@" && echo; } >>"$log"
   before=$(kernels) bytes=$(wc -c <"$log")
-  set -m # else a step in the background would ignore an interrupt
+  set -m # otherwise a step in the background would ignore an interrupt
   timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null &
   set +m
   job=$! running=$name
@@ -124,7 +124,7 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
     124 | 137) note "$name: STOPPED after $limit s, $(($(kernels) - before)) kernels were compiled" ;;
     *) note "$name: FAILED with status $status after $took s" ;;
   esac
-  if ((status == 0)); then # what was not there is not hidden
+  if ((status == 0)); then # show what was skipped
     while read -r line; do note "  without: $line"; done < <(
       tail -c +$((bytes + 1)) "$log" | sed -n 's/^  skipped: //p; /is left out: /p' | sort -u
     )
@@ -141,7 +141,7 @@ tests() { # NAME END ARGUMENT...: run tests marked gpu
   local workers=$((cores - 2 > 14 ? 14 : cores - 2 > 1 ? cores - 2 : 1))
   has xdist && options+=(-n "$workers")
   has pytest_timeout && options+=(--timeout="$(scaled 90)" --timeout-method=thread)
-  # Frameworks of other versions than CI's may warn; that is no failure here.
+  # Versions of frameworks that CI does not have may warn; a warning is not a failure here.
   step "$name" "$end" env "$@" "$python" -m pytest -v --tb=short "${options[@]}" \
     -m "gpu and not exhaustive" -W default "${few_tests[@]}" "${files[@]}"
 }
@@ -176,7 +176,7 @@ time_at() { # NAME END PROVIDERS ARGUMENT...: time some calls; the rows go to NA
     --out "$out/$name.csv"
 }
 
-require_gpu() { # without one, tests would run on the software GPU, as in CI
+require_gpu() { # without a GPU, tests would run on the software GPU, as in CI
   local missing
   [[ ${CHECK_GPU_SMALL-} ]] || $dry_run && return
   missing=$("$python" -c 'import cupy; cupy.cuda.runtime.getDeviceCount()' 2>&1) && return
@@ -187,7 +187,7 @@ require_gpu() { # without one, tests would run on the software GPU, as in CI
 
 first_part() {
   local module
-  if ! $dry_run; then # what is imported first takes long, as it is read from a disk
+  if ! $dry_run; then # start the first imports, which take long because they read from a disk
     for module in torch jax cupy; do
       timeout "$(scaled 25)" "$python" -c "import $module" >/dev/null 2>&1 &
       imports+=($!)
@@ -207,8 +207,8 @@ first_part() {
   files=()
   tests tests 225
   local calls=("${run[@]}" -m bench.gpu_check --every "$every")
-  sanitize memcheck 270 || step calls 270 "${calls[@]}" # at least their results
-  say "racecheck: a hit is a lead, no verdict: it may not know that an mbarrier waits for st.async"
+  sanitize memcheck 270 || step calls 270 "${calls[@]}" # at least check the results
+  say "racecheck: a hit may be no race: the tool may not know that an mbarrier waits for st.async"
   sanitize racecheck 315
   time_at timings 400 cunorm,torch,cunorm-cupy "${points[@]}"
 }
@@ -223,7 +223,7 @@ torch.cuda.is_available() or exit("torch has no CUDA")' 2>&1)
     note "peers, torch.compile: skipped: ${missing##*$'\n'}"
   else
     time_at peers 90 cunorm,liger,fla,quack "${points[@]}"
-    # It compiles and tunes its kernels for each shape.
+    # torch.compile compiles and tunes its kernels for each shape.
     time_at torch.compile 150 cunorm,torch.compile --dtype bfloat16 --op rms_norm,rms_norm+post_gate \
       --shapes 16384x4096,131072x256
   fi

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Another checkout's cunorm beside this one in a process, and the CPU that both are compiled for.
+"""Another checkout's cunorm beside this one in a process, and the CPU for which both compile.
 
-Modules of cunorm import each other by full name, at import time. So `sys.modules` does not contain
-this checkout's modules while the other's are imported, and each copy gets its own modules.
+Modules of cunorm import each other by full name, at import time. So this checkout's modules are
+taken out of `sys.modules` while the other's are imported, and each copy gets its own modules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(checkout: Path) -> ModuleType:
         copy = import_module("cunorm")
         if Path(str(copy.__file__)).parent != package:
             raise ImportError(f"{copy.__file__} was imported, expected what is in {package}")
-        for name in copy.__all__:  # else imported at first use
+        for name in copy.__all__:  # import modules that would be imported at first use
             getattr(copy, name)
         copy.workspace_size("rms_norm_backward", torch.empty(1, 1))  # imports torch's adapter
     finally:
@@ -79,7 +79,7 @@ def _imported(node: ast.AST) -> list[str]:
 def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
     """Let the copies compile for the architecture `march`.
 
-    cunorm's options for AVX-512 are left out if it has none.
+    If that architecture has no AVX-512, cunorm's options for AVX-512 are left out.
     """
     more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
     os.environ[_FLAGS] = " ".join(filter(None, more))
@@ -90,7 +90,7 @@ def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
 
 
 def _compiler_module(copy: ModuleType) -> Any:
-    """Return the module with `cpu_identity` of a copy, also of an older version."""
+    """Return the module in which a copy, also of an older version, has `cpu_identity`."""
     is_old = hasattr(copy, "_cpu")
     return copy._cpu._compiler if is_old else copy._backends.cpu.compiler
 
@@ -105,7 +105,7 @@ def macros() -> str:
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")
-    for native in (("-march=native",), ()):  # some compilers refuse it
+    for native in (("-march=native",), ()):  # some compilers refuse the option
         options = (*native, *base_options(), "-dM", "-E", "-xc++")
         command: Sequence[str] = [*found.command, *options, os.devnull]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The CPU of the timings: operands, copies and a timer.
 
-The allocator keeps freed memory, so that no timing includes page faults. A turn has the requested
-number of calls, by default as many as copies of the same bytes take a millisecond, at most ten. All
-providers of a point get the same number. A turn of one short call would find code and data cold,
+The allocator keeps freed memory, so that no timing includes page faults. All providers of a point
+have the same number of calls in a turn: the requested number, or as many copies of the same bytes
+as fit in a millisecond, at most ten. A turn of one short call would find code and data cold,
 because the other providers evict them from the caches.
 """
 
@@ -89,7 +89,7 @@ class Cpu:
         return [copy]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
-        """Warm up, and return the turn of the one call."""
+        """Warm up the only call, and return its turn."""
         (call,) = calls
         if wait is not None:
             call = partial(_call_and_wait, call, wait)
@@ -112,7 +112,7 @@ class Cpu:
 def keep_freed_memory() -> None:
     """Make glibc keep and reuse freed memory, as the demo does for its plot.
 
-    All threads share one arena: glibc unmaps the others, and JAX's threads would have their own.
+    All threads share one arena, because glibc unmaps other arenas, which JAX's threads would use.
     """
     if demo_device.keep_freed_memory():
         arena_max = -8

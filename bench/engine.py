@@ -27,7 +27,7 @@ from bench.rows import Row
 from bench.turns import Turn, take_turns
 
 COPY = "copy"
-HOST_ELEMENTS = 1 << 14  # a call on a CPU of so many elements or fewer is mostly host cost
+HOST_ELEMENTS = 1 << 14  # the time of a call on a CPU of at most so many elements is host cost
 
 
 class Device(Protocol):
@@ -53,7 +53,7 @@ class Device(Protocol):
         """Compile the builds of the points."""
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Return the point, or one with fewer rows so that everything fits the memory."""
+        """Return the point, with fewer rows if its arrays would not fit the memory."""
 
     def operands(self, point: Point) -> list[Operands]:
         """Return the sets of operands that the calls rotate through."""
@@ -62,7 +62,7 @@ class Device(Protocol):
         """Copy arrays of the host to the device."""
 
     def copies(self, point: Point) -> list[Call]:
-        """Return a copy of as many bytes as a call moves, for each set."""
+        """Return for each set a copy that moves as many bytes as a call."""
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turn of the calls."""

@@ -34,7 +34,7 @@ SPEED = (
     ("rms_norm", ("forward",), (3.0, 6.0)),
     ("rms_norm", ("backward",), (6.0, 12.0)),
     ("gated norms", BOTH, (4.0, 4.0)),
-    # In float32, 2.5 would be faster than a copy where the last cache holds the arrays.
+    # In float32, 2.5 would be faster than a copy if the last cache holds the arrays.
     ("group_norm+silu", BOTH, (2.0, 2.5)),
 )
 SPEED_AVX2 = (
@@ -53,7 +53,7 @@ OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure, its bound, and its point if the figure belongs to a single one."""
+    """A figure, its bound and, if the figure belongs to a single point, that point."""
 
     text: str
     wanted: float

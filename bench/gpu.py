@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CuPy for the scripts on a GPU, also where the software GPU stands in for it."""
+"""CuPy for the scripts that run on a GPU or on the software GPU."""
 
 from __future__ import annotations
 

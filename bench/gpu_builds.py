@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench builds`: compile ahead, on all cores, what a check on a GPU needs.
+"""`python -m bench builds`: compile the kernels of a check on a GPU ahead, on all cores.
 
 `record` writes the list of builds without a GPU, in two minutes: it runs the tests marked gpu on
 the software GPU, which resembles an H100, and plans the calls of gpu_check and of the quick
 timings. `compile` compiles as calls do, so CuPy keeps the kernels on disk for later processes.
-Builds that an old list lacks are compiled at their first call; failed builds are counted.
+Builds that are not in the list are compiled at their first call; failed builds are counted.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from cunorm._warmup import planned
 
 LIST = Path(__file__).parent / "results" / "gpu-builds.json"
 _TESTS = ("-m", "pytest", "-q", "-p", "bench.gpu_builds", "-m", "gpu and not exhaustive")
-_NOT_OF_LIST = ("-k", "not recorded_builds")  # a test of the list would keep what is old
+_NOT_OF_LIST = ("-k", "not recorded_builds")  # tests of the list would keep its old builds in it
 _NOTES = "BENCH_GPU_BUILDS"  # the file to which tests append their builds
 
 
 def main(argv: list[str]) -> int:
-    """Record the list, or compile it; 1 if tests fail, or nothing compiles."""
+    """Record the list, or compile it; return 1 if tests fail, or nothing compiles."""
     parser = argparse.ArgumentParser(prog="python -m bench builds", description=__doc__)
     add = parser.add_argument
     add("command", choices=["record", "compile"])
     add("--jobs", type=count, default=os.cpu_count(), help="processes; default: one for each core")
-    add("--every", type=count, default=1, help="compile only every so many of the list")
-    add("--seconds", type=seconds, default=math.inf, help="after which no build is begun")
+    add("--every", type=count, default=1, help="compile only every Nth build of the list")
+    add("--seconds", type=seconds, default=math.inf, help="begin no build after so many seconds")
     options = parser.parse_args(argv)
     if options.command == "record":
         return record(options.jobs)
@@ -83,12 +83,12 @@ def read(path: Path) -> list[KernelBuild]:
 
 
 def compile_all(builds: list[KernelBuild], jobs: int, limit: float) -> int:
-    """Compile builds in so many processes, as far as seconds allow, and print how many, and errors.
+    """Compile builds in `jobs` processes for `limit` seconds, and print their number and errors.
 
-    It fails if nothing compiles: else there is no harm in it.
+    Return 1 if nothing compiles. Calls compile the missing builds.
     """
     start, done, errors = time.perf_counter(), 0, []
-    spawn = get_context("spawn")  # a GPU is of no use to a forked process
+    spawn = get_context("spawn")  # a forked process cannot use CUDA
     with ProcessPoolExecutor(jobs, spawn, initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         try:
             for error in pool.map(_error_of, builds):
@@ -108,7 +108,7 @@ def compile_all(builds: list[KernelBuild], jobs: int, limit: float) -> int:
 def _error_of(build: KernelBuild) -> str:
     try:
         cuda.prepare(build, Device("cuda", cuda.current_device()))
-    except Exception as error:  # of any kind: the others are compiled
+    except Exception as error:  # the other builds are still compiled
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -117,7 +117,7 @@ def _error_of(build: KernelBuild) -> str:
 
 
 def record(jobs: int) -> int:
-    """Write the list; 1 if a test fails, as what comes after its fault is missing then."""
+    """Write the list; return 1 if a test fails, because its later builds are missing then."""
     from tests import softgpu
 
     softgpu.load()
@@ -137,7 +137,7 @@ def record(jobs: int) -> int:
 
 
 def pytest_configure() -> None:
-    """Note each build that this process of pytest loads, as a plugin of it."""
+    """Note each build that this process loads; pytest calls this function of a plugin."""
     notes = os.environ.get(_NOTES)
     if notes is None:
         return
@@ -145,7 +145,7 @@ def pytest_configure() -> None:
 
     def noted(build: KernelBuild) -> Any:
         function = load(build)
-        if (kernel_folder() / f"{build.kernel}.cu").is_file():  # no kernel of a test
+        if (kernel_folder() / f"{build.kernel}.cu").is_file():  # not a test's own kernel
             with open(notes, "a") as file:  # noqa: PTH123  # processes append whole lines
                 file.write(json.dumps([build.kernel, build.macros]) + "\n")
         return function
@@ -154,7 +154,7 @@ def pytest_configure() -> None:
 
 
 def _of_calls() -> Iterable[KernelBuild]:
-    """Yield the builds of gpu_check and of the quick timings; nothing is compiled or started."""
+    """Yield the builds of gpu_check and of the quick timings; compile and start nothing."""
     gpu.cupy()
     points = [
         (operator, dtype, shape)
@@ -192,4 +192,4 @@ def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild
     return planned(names, width, dtype, Device("cuda", 0), samples, options)
 
 
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # of a warmup
+_NOT_OPTIONS = ("c", "groups", "channel_axis")  # of an operator; a warmup has others

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A small set of calls for compute-sanitizer: every operator, both directions, and the oracle.
+"""A small set of calls for compute-sanitizer: all operators, in both directions.
 
-Every array is a separate allocation, so that memcheck sees an access past its end. Usage:
+Results are compared with the oracle. Every array is a separate allocation, so that memcheck sees an
+access past its end. Usage:
 ``compute-sanitizer --tool memcheck --error-exitcode 9 python -m bench.gpu_check``
 """
 
@@ -17,7 +18,7 @@ from bench.arguments import count
 from bench.arrays import upload
 from bench.cases import OPERATORS, TOLERANCE, Operator, Shape, check
 
-# An odd tail, rows in registers, streamed rows.
+# Rows with an odd tail, rows in registers, and streamed rows.
 POINTS = (
     ("float32", (5, 33)),
     ("bfloat16", (37, 1000)),
@@ -25,7 +26,7 @@ POINTS = (
     ("bfloat16", (3, 70001)),
 )
 
-# Few channels in a group and many, odd planes, and samples of several blocks.
+# Groups of few and of many channels, odd planes, and samples of several blocks.
 OF_CHANNELS = (
     ("float32", (3, 64, 5, 7)),
     ("bfloat16", (2, 320, 16, 16)),
@@ -35,7 +36,7 @@ OF_CHANNELS = (
 
 
 def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
-    """Return the points of an operator; half of them if only a number or flag distinguishes it.
+    """Return the points of an operator; half of them if its option is only a number or a flag.
 
     The generic forms have no points: they share the builds of layer norm.
     """
@@ -48,13 +49,13 @@ def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the set; the exit status is the number of wrong results."""
+    """Make the calls; return the number of wrong results."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
-    parser.add_argument("--every", type=count, default=1, help="only every so many of the calls")
+    parser.add_argument("--every", type=count, default=1, help="make only every Nth call")
     options = parser.parse_args(argv)
     cupy = gpu.cupy()
     cupy.cuda.set_allocator(None)
-    # One point of each operator, then the next of each: a sanitizer's time may run out.
+    # All operators get a first point, then all a second, because the time may run out.
     of_each = ([(operator, *point) for point in points(operator)] for operator in OPERATORS)
     calls = [call for turn in zip_longest(*of_each) for call in turn if call is not None]
     wrong = 0

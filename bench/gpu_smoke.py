@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The first calls on a GPU: each case in its own process, so that a crash ends no other case.
 
-They run without the features of `cunorm/_core/caps.py`, then with each of them, so that a log shows
-which feature is at fault. The results are compared with the oracle's.
+The cases run without the features of `cunorm/_core/caps.py`, then with each feature alone, so that
+the log shows which feature is at fault. The results are compared with the oracle.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cunorm._core.tensor import Device
 FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 OPERATOR, *_ = OPERATORS  # rms_norm, whose leaves are x and weight
 DTYPE, SHAPE = "bfloat16", (300, 1024)
-WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # a width that clusters share, in two launches
-# A short row; many rows, whose next ones a block copies; a row for clusters; and a sample.
+WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # rows for clusters; their number in calls, and in a warmup
+# Many rows, of which a block copies the next ahead; fewer rows; rows for clusters; and samples.
 OF_CUPY = {
     "rms_norm": (SHAPE, (37, 1000)),
     "add_layer_norm": ((FEW_ROWS, WIDE),),
@@ -44,14 +44,14 @@ OF_CUPY = {
 
 
 def main() -> int:
-    """Run every case, or the one that is named; 1 if one failed."""
+    """Run every case, or the case that --case names; return 1 if a case failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_smoke", description=__doc__)
     parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--seconds", type=seconds, default=30.0, help="for each case")
+    parser.add_argument("--seconds", type=seconds, default=30.0, help="limit of each case")
     options = parser.parse_args()
     if options.case is None:
         return _run_all(options.seconds)
-    # A call that hangs shows where.
+    # If a call hangs, print where.
     faulthandler.dump_traceback_later(0.9 * options.seconds, exit=True)
     try:
         CASES[options.case]()
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _run_all(limit: float) -> int:
-    """Start the cases in their order; one that hangs does not delay the others."""
+    """Start the cases in their order; a case that hangs does not delay the others."""
     pairs = [
         (features, name)
         for features in FEATURES
@@ -86,7 +86,7 @@ def _run(features: str, name: str, limit: float) -> bool:
     )
     try:
         output, _ = ran.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:  # it did not even write where it hangs
+    except subprocess.TimeoutExpired:  # the case did not end itself
         ran.kill()
         output, _ = ran.communicate()
     verdict = "passed" if ran.returncode == 0 else f"FAILED with status {ran.returncode}"
@@ -108,7 +108,7 @@ def on_cupy() -> None:
 
 
 def on_torch() -> None:
-    """cunorm.torch's forward, and its backward, which autograd runs on its own thread."""
+    """cunorm.torch's forward, and its backward, which autograd runs on another thread."""
     host, tensors = _of_torch()
     import cunorm.torch
 
@@ -200,7 +200,7 @@ def mixed() -> None:
 
 
 def room() -> None:
-    """How many clusters of each size the driver has room for."""
+    """Print how many clusters of each size the driver has room for."""
     cupy = gpu.cupy()
     if int(cupy.cuda.Device().compute_capability) < 90:
         raise ImportError("clusters need compute capability 9.0")
@@ -230,14 +230,14 @@ CASES = {
 
 
 def _of_torch() -> tuple[Operands, Operands]:
-    """Return operands on the host, and as torch's on the GPU; ImportError without its CUDA."""
+    """Return operands on the host, and as tensors on the GPU; ImportError if torch has no CUDA."""
     require_gpu("torch")
     host, cupy = host_operands(OPERATOR, DTYPE, SHAPE), gpu.cupy()
     return host, {name: as_torch(upload(cupy, array)) for name, array in host.items()}
 
 
 def _of_jax() -> tuple[Operands, Operands]:
-    """Return operands on the host, and as JAX's on the GPU; ImportError without its CUDA."""
+    """Return operands on the host, and as JAX arrays on the GPU; ImportError without JAX's CUDA."""
     import jax
 
     try:
@@ -249,7 +249,7 @@ def _of_jax() -> tuple[Operands, Operands]:
 
 
 def _judge_all(direction: str, host: Operands, results: Any, dtype: str = DTYPE) -> None:
-    """Compare a direction's results with the oracle's."""
+    """Compare the results of a direction with the oracle."""
     names = OPERATOR.outputs(direction)
     found = {name: np.asarray(as_host(one)) for name, one in zip(names, results, strict=True)}
     _judge(direction, worst_error(found, oracle(OPERATOR, direction, host)), dtype)

@@ -2,7 +2,8 @@
 """The GPU of the timings: rotating operands, device-to-device copies and a timer.
 
 Buffers rotate, so that L2 is cold. A spinning kernel holds the GPU back until a batch of calls is
-queued, so that times exclude host time. JAX is the exception: it has its own streams.
+queued, so that times exclude host time. Only the times of JAX, which has its own streams, include
+host time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from bench.turns import Turn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
-MAX_SETS = 2048  # sets of the grid's smallest point that have as many bytes
-MEMORY_SHARE = 64  # rotated sets take at most 1/64 of free memory; results and copies need more
+MAX_SETS = 2048  # 2048 sets of the grid's smallest point have ROTATED_BYTES
+MEMORY_SHARE = 64  # rotated sets take at most 1/64 of free memory, to leave room for results
 BATCH_SECONDS = 2e-3
 HOST_BATCHES, HOST_CALLS = 9, 8  # few calls at once: with a full queue, a call would wait
 # Arrays as large as x that are alive at once, for each set.
 OPERAND_ARRAYS = 10  # operands and copies
-ARRAYS_OF_ONE = 8  # of one provider: results, and arrays saved for a backward
+ARRAYS_OF_ONE = 8  # results of one provider, and arrays that it saves for a backward
 
 _SPIN = """
 extern "C" __global__ void spin(long long nanoseconds) {
@@ -84,7 +85,7 @@ class Gpu:
         return {"NVRTC": nvrtc, "cupy": self._cupy.__version__}
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Halve the rows or samples until everything of a point fits the memory."""
+        """Halve the rows or samples until all arrays of a point fit the memory."""
         rows, *row = point.shape
         arrays = OPERAND_ARRAYS + ARRAYS_OF_ONE * contestants
         itemsize = DTYPES[point.dtype].itemsize
@@ -95,7 +96,7 @@ class Gpu:
         return point
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return the point's sets of operands; rows repeat, as drawing all would take long."""
+        """Return the point's sets of operands; rows repeat, because drawing all takes long."""
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [
             {name: upload(self._cupy, array, repeats) for name, array in host.items()}
@@ -120,8 +121,8 @@ class Gpu:
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turn of a batch of calls that rotate through the sets.
 
-        With `wait`, the calls use other streams. Then the host's clock times them, from the start
-        of the first to the end of the last.
+        With `wait`, the calls use other streams, and the host's clock times them, from the start of
+        the first call to the end of the last.
         """
         call = self._rotating(calls)
         self._queue_seconds(call, len(calls) + 2, wait)  # compiles, and fills the allocators
@@ -135,7 +136,7 @@ class Gpu:
         """Do nothing: a kernel is compiled by its first call, which is not timed."""
 
     def _rotating(self, calls: list[Call]) -> Call:
-        """Return a call that rotates through calls and keeps results, so that outputs rotate."""
+        """Return a call that rotates through calls; it keeps results, so that outputs rotate."""
         kept: list[Any] = [None] * len(calls)
 
         def call() -> Any:
@@ -203,6 +204,6 @@ def find() -> Gpu:
 
 
 def _sets(point: Point, free: int) -> int:
-    """Return how many sets of operands exceed L2 together, as far as memory allows."""
+    """Return how many sets of operands together exceed L2, as far as memory allows."""
     rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
     return max(2, min(MAX_SETS, -(-rotated // point.bytes)))

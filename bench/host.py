@@ -73,8 +73,8 @@ def write_csv(path: Path, measurements: Iterable[tuple[Environment, Times]]) -> 
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for run_facts, found in measurements:
-            start = (run_facts.date, run_facts.commit, run_facts.device, run_facts.versions)
+        for shared, found in measurements:
+            start = (shared.date, shared.commit, shared.device, shared.versions)
             for key, pair in figures(found).items():
                 writer.writerow([*start, *key, *(f"{us:.2f}" for us in pair)])
 
@@ -94,7 +94,7 @@ def times(timers: dict[Key, Timer], runs: int = RUNS) -> Times:
 def import_times(checkouts: Sequence[Path]) -> list[list[float]]:
     """Return the times of `import cunorm` in new processes, in µs, by checkout.
 
-    Bytecode is cached: the first process of each checkout compiles it, and does not count.
+    The first process of each checkout compiles and caches the bytecode, and is not counted.
     """
     found: list[list[float]] = [[] for _ in checkouts]
     with tempfile.TemporaryDirectory() as bytecode:

@@ -65,7 +65,7 @@ class Worker:
         self.keys: list[Key] = []
 
     def __enter__(self) -> Worker:
-        """Wait until its calls are ready."""
+        """Wait until the calls of the process are ready."""
         self.keys = [tuple(key) for key in json.loads(self._answer())]
         return self
 
@@ -114,7 +114,7 @@ def _round(workers: Sequence[Worker], order: random.Random) -> Times:
 
 
 def table(here: Times, other: Times) -> str:
-    """Return a table of medians and of their ratios, this checkout's over the other's."""
+    """Return a table of medians, and of this checkout's medians divided by the other's."""
     lines = [
         f"host cost of a call in µs, of import in ms: medians of {PAIRS} x {RUNS} runs of {CALLS} "
         "calls; torch's own lines run the same code: their ratios are noise",

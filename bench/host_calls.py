@@ -2,8 +2,9 @@
 """Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
 Calls repeat on the same arrays, with three exceptions for `rms_norm`: `out=` is new memory in each
-call, or x has another number of rows in each call, the first or the second one of that number. The
-arrays are allocated before the clock starts and stay alive, so that no address occurs twice.
+call, or x has another number of rows in each call, and the call is the first or the second one with
+that number. These arrays are allocated before the clock starts and stay alive, so that no address
+occurs twice.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from bench import cases, peers
 from bench.arrays import as_jax, as_torch
 from bench.cases import Call, Operands, Operator
 
-SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
+SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by the number of axes
 CALLS = 1000  # in a run
 FEW_CALLS = 50  # in a run of calls on other numbers of rows
 RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
 ROWS, WIDTH = SHAPES[2][1]
-SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
+SHAPE = f"{ROWS}x{WIDTH}"  # of the calls that only rms_norm has
 MAX_ROWS, NARROW = 1 << 11, 16  # so few elements that one thread works on them
 
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
@@ -48,7 +49,7 @@ def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
 
 
 def serve(names: Sequence[str], threads: int) -> None:
-    """Print the keys of timers; then read numbers, and print the result of each number's timer."""
+    """Print the keys of all timers; then, for each number that is read, print a timer's result."""
     torch.set_num_threads(threads)
     cunorm.set_num_threads(threads)
     found = timers([one for one in cases.OPERATORS if one.name in names])
@@ -104,7 +105,7 @@ def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
 
 
 def _cunorm_calls(operator: Operator, operands: Operands) -> dict[str, Call]:
-    """Return cunorm's calls; those with out= and, if they take it, workspace= allocate nothing."""
+    """Return cunorm's calls: without out=, with it, and also with workspace= if they take it."""
     forward = cases.forward(cunorm, operator, operands)
     training_forward = cases.training_forward(cunorm, operator, operands)
     saved, y = training_forward(), forward()
@@ -195,7 +196,7 @@ def _memory_timers(
 
 
 def jax_timers() -> dict[Key, Timer]:
-    """Return timers of `rms_norm` on JAX arrays, which wait for each result; none without JAX."""
+    """Return timers of `rms_norm` on JAX arrays; a call waits for its result. None without JAX."""
     if not find_spec("jax"):
         return {}
     import cunorm.jax

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""A model of GPUs, which predicts from a kernel's SASS what share of copy speed it reaches.
+"""A model of GPUs, which predicts from a kernel's SASS the share of copy speed that it reaches.
 
 Nothing here was measured with these kernels. This file has the constants, with their sources, and
-what a launch costs besides its own time, which rounds.py computes.
+the costs of starting launches; rounds.py computes the time of a launch itself.
 
-The model ignores how well copies coalesce, the partial sums that a streamed backward adds to in
+The model ignores how well copies coalesce, the partial sums that a streamed backward keeps in
 memory, and multiprocessors that stay idle because a cluster's blocks must be neighbours. It gives
-H100 the plans of H200, although its L2 is smaller. So a prediction is an upper bound: missing a
-goal says more than meeting it.
+H100 the plans of H200, although the L2 of H100 is smaller. So a prediction is an upper bound:
+missing a goal says more than meeting it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Gpu(NamedTuple):
     copy: float  # bytes that a copy reads and writes in a second
     latency: float = 0.45e-6  # of a load from idle memory
     l2_latency: float = 0.15e-6  # of a load from L2
-    fma: float = 4.0  # warp instructions of float32 arithmetic that a multiprocessor starts a clock
-    sm_bytes: int = 64  # bytes that it gets from L2 in a clock
+    fma: float = 4.0  # float32 warp instructions that a multiprocessor starts per clock
+    sm_bytes: int = 64  # bytes that a multiprocessor gets from L2 per clock
 
 
 # - sm_count, clock (boost) and peak bandwidth: NVIDIA's data sheets and white papers of A100
 #   80GB SXM (2.04 TB/s), H100 SXM (3.35 TB/s), H200 SXM (4.8 TB/s) and B200 SXM (8 TB/s).
 # - copy: 0.9 of the peak on H100 and H200; QuACK's authors measured 3.0 TB/s for a clone on H100.
-#   For the others it is the peak times a share: 0.83 for an A100, about what device-to-device
-#   copies reach there, and 0.88 for a B200, somewhat less than H200's.
+#   For A100 it is 0.83 of the peak, about the share of device-to-device copies; for B200 it is 0.88
+#   of the peak, an assumption somewhat below the share of H200.
 # - latency: a load takes 0.3 to 0.45 µs on an idle H100 or A100 (published pointer chases: 470 to
-#   660 clocks). What it waits for other loads `rate` adds.
+#   660 clocks). `rate` adds the time that a load waits for other loads.
 # - l2_latency: about 260 clocks (published pointer chases on A100 and H100).
 # - fma: the CUDA C++ Programming Guide, "Arithmetic Instructions".
 # - sm_bytes: the port of a multiprocessor's L1 (published microbenchmarks since Volta).
@@ -45,18 +45,18 @@ GPUS = {
     "B200": Gpu("100", sm_count=148, clock=1.850e9, copy=7.0e12),
 }
 MODELLED = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS.values()))
-# Warp instructions that a multiprocessor starts in a clock, in all and on other pipes than `fma`:
-# four schedulers, 64 threads of integer, logic and conversions to 16 bits, 16 of roots, powers and
-# other conversions, 32 of shuffles (same source).
+# Warp instructions that a multiprocessor starts per clock, in all and on the pipes other than fma.
+# The guide has four schedulers, 64 threads of integers, logic and conversions to 16 bits, 16 of
+# roots, powers and other conversions, and 32 of shuffles.
 SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
-# Seconds from one block's sums until all of its cluster have them: an estimate. Published is the
-# latency of another block's shared memory, 0.1 µs; the rest is waiting for the slowest block.
+# Seconds until all blocks of a cluster have the sums of one of them: an estimate. The latency of
+# another block's shared memory is 0.1 µs (published); the rest is waiting for the slowest block.
 EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
-# The same for the second launch of a call, which begins while the first ends (programmatic
-# dependent launch, from compute capability 9.0 on): an estimate.
+# Seconds until the second launch of a call starts, if it may begin while the first ends
+# (programmatic dependent launch, from compute capability 9.0 on): an estimate.
 DEPENDENT_LAUNCH = 1e-6
-ELEMENTS = 1 << 26  # of x, in all predictions but those of small work
+ELEMENTS = 1 << 26  # of x, in all predictions except those of small work
 
 
 class Traffic(NamedTuple):
@@ -72,7 +72,7 @@ class Traffic(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a warp executes: its instructions, in all and by pipe, and what it waits for.
+    """The instructions of a warp, in all and by pipe, and its waits.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Work(NamedTuple):
     shared
         Clocks of the multiprocessor's shared memory and L1.
     exchanges
-        How often it waits for the sums of its cluster.
+        How often the warp waits for the sums of its cluster.
     """
 
     total: float = 0.0
@@ -139,7 +139,7 @@ def between(gpu: Gpu) -> float:
 
 
 def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
-    """Return the seconds that param_grad adds to a backward; 0 without it.
+    """Return the seconds that param_grad adds to a backward; 0 without param_grad.
 
     The main kernel writes the partial sums at copy speed. param_grad reads them at copy speed, or
     takes the latency of L2 for each of a thread's serial loads, whichever is longer.

@@ -33,7 +33,7 @@ _NORMS = {
     "GroupNorm + SiLU, NCHW": "group_norm+silu NCHW",
 }
 _SHADES = {"forward": COLOURS["cunorm"], "backward": "#f0a877"}
-_BAR = 0.36  # of the distance between two norms
+_BAR = 0.36  # of a direction, relative to the distance between two norms
 _FONT = 9.0  # points
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Torch's side of the timings: the operators in torch's operations, eager or compiled.
+"""The operators of the timings in torch's operations, eager or compiled.
 
-The caller passes torch.
+The caller passes the module torch, which is not imported here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def torch_function(torch: ModuleType, operator: Operator, width: int) -> Functio
 
 def compiled(torch: ModuleType, function: Function, backend: str = "inductor") -> Function:
     """Compile a function with torch.compile, for one shape."""
-    torch.compiler.reset()  # one code object may have few compiled forms, and all share it
-    # A donated buffer would allow only one backward of a graph.
+    torch.compiler.reset()  # all operators share one code object, which may have few compiled forms
+    # With donated buffers, a graph would allow only one backward.
     torch._functorch.config.donated_buffer = False
     compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
     return compiled

@@ -42,19 +42,19 @@ COLOURS = {
     "jax": "#6a51a3",
     "copy": "#777777",
 }
-_PANEL = 2.35, 1.75  # inches, of the axes alone
+_PANEL = 2.35, 1.75  # inches, of the axes without labels
 _MARGINS = 0.65, 1.0, 0.5, 1.1  # inches: left, between columns and right, between rows, below
 _FONT = 9.0  # points
-_GAP = 0.105  # between direct labels, as a fraction of a panel's height
+_GAP = 0.105  # between the labels of two lines, as a fraction of a panel's height
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and write the picture."""
     parser = argparse.ArgumentParser(prog="python -m bench plot", description=__doc__)
-    parser.add_argument("csv", type=Path, metavar="CSV", help="of `python -m bench`")
+    parser.add_argument("csv", type=Path, metavar="CSV", help="from `python -m bench`")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
-    parser.add_argument("--op", help="these operators alone, with commas between them")
-    parser.add_argument("--dtype", help="these dtypes alone")
+    parser.add_argument("--op", help="draw only these operators, with commas between them")
+    parser.add_argument("--dtype", help="draw only these dtypes")
     options = parser.parse_args(argv)
     try:
         rows = load(options.csv)
@@ -98,7 +98,7 @@ def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
 
 
 def _smaller(svg: str) -> str:
-    """Shrink a picture: hundredths of a point, and no text without effect."""
+    """Shrink a picture: round to hundredths of a point, and remove text without effect."""
     svg = re.sub(r"<[^>]+>", _rounded, svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
@@ -106,7 +106,7 @@ def _smaller(svg: str) -> str:
 
 
 def _rounded(tag: re.Match[str]) -> str:
-    """Return a tag with shorter numbers; text between tags stays: it may contain versions."""
+    """Return a tag with shorter numbers; text between tags may contain versions, so it stays."""
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
 
 
@@ -127,7 +127,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
             _draw(panel, chosen)
         line_of_panels[0].set_ylabel("GB/s")
     _size_axis(panels[-1], rows)
-    for line_of_panels in panels:  # after all are drawn, as panels share their limits
+    for line_of_panels in panels:  # after all are drawn, because panels share their limits
         line_of_panels[0].set_ylim(bottom=0)
         for panel in line_of_panels:
             _label_lines(panel)
@@ -176,7 +176,7 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
         panel.plot(*zip(*spans, strict=True), linewidth=0.6, **style)
         means = [statistics.geometric_mean(by_size[size]) for size in sizes]
         dashes = "--" if provider == "copy" else "-"
-        marker = "" if len(sizes) > 1 else "."  # a marker takes as many bytes as half a line
+        marker = "" if len(sizes) > 1 else "."  # markers on lines would make the file larger
         panel.plot(sizes, means, dashes, marker=marker, linewidth=1.2, label=provider, **style)
     panel.grid(axis="y", color="#e0e0e0", linewidth=0.6, clip_on=False)
     panel.patch.set_visible(False)
@@ -185,13 +185,13 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return the providers to draw, cunorm last, so on top; not ungated, whose bytes differ."""
+    """Return the providers to draw, without ungated, whose bytes differ; cunorm is on top."""
     there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
     return sorted(there, key=lambda provider: (provider == "cunorm", provider))
 
 
 def _size_axis(lowest: Sequence[Axes], rows: Iterable[Row]) -> None:
-    """Make the axis of sizes logarithmic, with at most four labels, powers of two."""
+    """Make the axis of sizes logarithmic, with at most four powers of two as labels."""
     sizes = [x_bytes(row.shape, row.dtype) for row in rows]
     first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
     ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 3)))]
@@ -208,7 +208,7 @@ def _size(bytes_: int) -> str:
 
 
 def _label_lines(panel: Axes) -> None:
-    """Write each provider's name at the end of its line, and move names apart that overlap."""
+    """Write each provider's name at the end of its line, and move overlapping names apart."""
     lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
     top = panel.get_ylim()[1]
     lines.sort(key=lambda line: line.get_ydata()[-1])
@@ -226,7 +226,7 @@ def _label_lines(panel: Axes) -> None:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Return ascending heights moved apart to `_GAP`, evenly around their centres, none below 0."""
+    """Return ascending heights, moved `_GAP` apart around their centres; none is below 0."""
     clusters: list[tuple[float, int]] = []  # centre and number of labels, from below
     for height in heights:
         centre, count = height, 1

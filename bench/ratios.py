@@ -17,7 +17,7 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of one provider divided by another's, at one point."""
+    """The time of one provider divided by the time of another, at one point."""
 
     operator: str
     memory: str
@@ -28,7 +28,7 @@ class Ratio:
 
     @property
     def label(self) -> str:
-        """The operator and, of a group norm, the order of its axes in memory."""
+        """The operator and, for a group norm, the order of its axes in memory."""
         return label(self.operator, self.memory)
 
     @property

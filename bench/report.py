@@ -90,8 +90,8 @@ def _ratio(found: Timed, name: str, other: str) -> str:
 def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
     """Group the points by operator, direction and dtype, then over all operators.
 
-    Operators with a gate have their own groups, because their goals differ. So does each group
-    norm, over both orders of its axes in memory.
+    Operators with a gate have their own groups, because their goals differ. Each group norm has its
+    own group over both orders of its axes in memory.
     """
     groups: dict[tuple[str, str, str], list[Timed]] = {}
     of_all: dict[tuple[str, str, str], list[Timed]] = {}

@@ -5,12 +5,13 @@ A multiprocessor works on several teams at a time: blocks or warps that have a r
 have a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
 stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says how many rounds
 end in a second. The prediction is the time of a copy of as many bytes divided by the launch's time.
-Four ceilings show what limits it; each is a share of copy speed, and above 1 if it is no limit:
+Four ceilings show what limits a launch. Each is a share of copy speed, and above 1 if it is not a
+limit:
 
-- issue: all work of the busiest pipe at full speed, without waiting;
+- issue: all work of the busiest pipe runs at full speed, without waiting;
 - overlap: no team waits while another uses memory or pipes, but each has its own latencies;
 - traffic: a row that is read twice, and not from L2, moves more than the operator's bytes;
-- waves: the rounds of the average multiprocessor divided by those of the busiest one.
+- waves: the rounds of the average multiprocessor, divided by the rounds of the busiest.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from typing import NamedTuple
 
 from bench.model import EXCHANGE, SLOTS, Gpu, Traffic, Work, issue_clocks
 
-_NEAR = 0.95  # of what waves allow: nothing else bounds a launch then
+_NEAR = 0.95  # a launch that reaches this share of the waves ceiling has no other limit
 
 
 class Round(NamedTuple):
-    """What a team does for its row or tile, in bytes and seconds.
+    """The work of a team for its row or tile, in bytes and seconds.
 
     Attributes
     ----------
     needed, moved
-        Bytes that the operator must move; bytes from and to memory.
+        Bytes that the operator must move; bytes that the team moves from and to memory.
     issued
-        The busiest pipe, for all warps of the team.
+        Seconds of the busiest pipe, for all warps of the team.
     alone
-        The whole round of a team that has its multiprocessor to itself, without the time of its
-        bytes at copy speed and, if rows are copied ahead, without the latency of copies.
+        Seconds of the whole round if the team has the multiprocessor to itself, without the time of
+        its bytes at copy speed and, if rows are copied ahead, without the latency of copies.
     copied_ahead
-        Rows of a team on their way to shared memory while it computes one; 0 if it waits for its
-        loads itself.
+        Rows that are copied to shared memory while the team computes one; 0 if the team waits for
+        its own loads.
     pipe
         The name of the busiest pipe.
     """
@@ -57,9 +58,9 @@ def round_of(
     Parameters
     ----------
     gpu, work, warps
-        The GPU, the work of a warp of the team, and its warps.
+        The GPU, the work of a warp of the team, and the number of its warps.
     waits
-        Seconds that it waits for loads.
+        Seconds that the team waits for loads.
     needed, moved, ahead
         As in `Round`.
 
@@ -84,9 +85,9 @@ class Grid(NamedTuple):
     Attributes
     ----------
     rounds, busiest
-        Rounds in all, and those of the multiprocessor that has most.
+        Rounds in all, and rounds of the multiprocessor that has most.
     at_once
-        Teams on that multiprocessor at a time.
+        Teams on the busiest multiprocessor at a time.
     blocks
         Blocks of the launch.
     """
@@ -98,7 +99,7 @@ class Grid(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of a round: those that teams compete for, of memory and pipes, and its own."""
+    """Seconds of a round: for memory and pipes, for which teams compete, and all others."""
 
     reads: float
     writes: float
@@ -107,7 +108,7 @@ class Times(NamedTuple):
 
     @property
     def memory(self) -> float:
-        """Seconds of its bytes at copy speed."""
+        """Seconds of the round's bytes at copy speed."""
         return self.reads + self.writes
 
 
@@ -115,7 +116,7 @@ def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
     """Return the seconds of a round, and how many rounds a multiprocessor has at once.
 
     A team whose rows are copied ahead has several rounds at once but computes one at a time. If
-    computing takes longer than the pipes need, all its rounds wait for it.
+    computing takes longer than the pipes need, all rounds of the team wait for it.
     """
     bandwidth = min(gpu.sm_bytes * gpu.clock, gpu.copy / min(gpu.sm_count, grid.blocks))
     reads, writes = one.moved.reads / bandwidth, one.moved.writes / bandwidth
@@ -130,9 +131,9 @@ def rate(times: Times, at_once: float) -> float:
     """Return the rounds per second of a multiprocessor with `at_once` teams: mean value analysis.
 
     Memory and pipes are shared equally among the rounds that use them. A new round finds the
-    average queue of a system with one round fewer (Reiser and Lavenberg, 1980); then only mean
-    times matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its writes, but
-    reads get the memory only for the rest of the time.
+    average queue of a system with one round fewer (Reiser and Lavenberg, 1980). In such a system
+    only mean times matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its
+    writes, but the memory does not serve reads while it writes.
     """
     reading = computing = found = 0.0
     for rounds in range(1, round(at_once) + 1):
@@ -155,7 +156,7 @@ def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
 
 
 class Shares(NamedTuple):
-    """The ceilings and the prediction, as shares of copy speed, and the lowest one's name."""
+    """The ceilings and the prediction, as shares of copy speed, and the name of the limit."""
 
     issue: float
     overlap: float
@@ -182,7 +183,7 @@ def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
 
 
 def _limit(ceilings: dict[str, float], waves: float, prediction: float) -> str:
-    """Return the name of what limits a launch most: a ceiling, or waiting for each other."""
+    """Return the name of a launch's limit: the lowest ceiling, waves, or copy if nothing limits."""
     if prediction >= _NEAR * min(1.0, waves):
         return "waves" if waves < _NEAR else "copy"
     return min(ceilings, key=lambda name: ceilings[name])

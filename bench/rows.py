@@ -21,7 +21,7 @@ class Row:
     versions: str  # "cunorm 0.1.0; torch 2.13.0; ..."
     threads: int
     operator: str
-    memory: str  # of a group norm, NHWC or NCHW
+    memory: str  # for a group norm, NHWC or NCHW
     direction: str
     dtype: str
     shape: str  # "4096x4096"
@@ -31,13 +31,11 @@ class Row:
     p50_us: float
     p80_us: float
     gb_per_s: float
-    # Bytes per second relative to the copy: the copy's p50 divided by this one. cunorm-ungated
-    # differs, because it moves fewer bytes than its point's copy.
+    # Bytes per second relative to those of the copy. For all providers but cunorm-ungated, which
+    # moves fewer bytes, this is the copy's p50 divided by the provider's.
     of_copy: float
     host_us: float | None  # host cost of a call
-    error: (
-        float | None
-    )  # against the float64 oracle, relative to the largest value; None for copies
+    error: float | None  # against the oracle, relative to the largest value; None for copies
 
     @property
     def point(self) -> tuple[str, str, str, str, str]:
@@ -46,11 +44,11 @@ class Row:
 
     @property
     def by_host_clock(self) -> bool:
-        """Whether its times include the host's, unlike those of its peers."""
+        """Whether the times include host time, unlike those of other providers."""
         return bool(self.driver) and self.provider in _ON_OWN_STREAMS
 
 
-_ON_OWN_STREAMS = ("jax", "cunorm-jax")  # on a GPU, where events time all others
+_ON_OWN_STREAMS = ("jax", "cunorm-jax")  # on a GPU, events time all other providers
 COLUMNS = tuple(field.name for field in fields(Row))
 _DIGITS = {"p20_us": 7, "p50_us": 7, "p80_us": 7, "gb_per_s": 5, "of_copy": 4, "host_us": 7}
 _READ = {"threads": int, "bytes": int, **dict.fromkeys([*_DIGITS, "error"], float)}

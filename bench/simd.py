@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The vector instructions that each provider uses on a CPU, and a limit on them.
 
-cunorm uses those that it is compiled for. If these lack AVX-512, the others get none either, so
-that all are timed as on a machine without it.
+cunorm uses the instructions for which it is compiled. If it has no AVX-512, the other providers get
+none either, so that all are timed as on a machine without AVX-512.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cunorm._backends.cpu.compiler import cpu_identity
 
 
 def limit(march: str) -> None:
-    """Compile cunorm for the -march of a C++ compiler, and limit the others; ValueError if late.
+    """Compile cunorm for a -march, and limit the other providers; ValueError if it is too late.
 
-    torch reads its variable at the first operation, inductor and XLA when they are imported.
+    torch reads its variable at the first operation; inductor and XLA read theirs at their import.
     """
     copies.compile_for((cunorm,), march)
     if copies.has_avx512():
@@ -35,7 +35,7 @@ def limit(march: str) -> None:
 
 
 def used(providers: Iterable[str]) -> str:
-    """Return what the providers use, as far as they are known: "cunorm AVX2, torch AVX2"."""
+    """Return the instructions of the known providers, as in "cunorm AVX2, torch AVX2"."""
     names = set(providers)
     return ", ".join(f"{name} {ask()}" for name, ask in _ASK.items() if name in names)
 
@@ -57,7 +57,7 @@ def _inductor() -> str:
 
 
 def _xla() -> str:
-    """Return what XLA may use: its limit, or what the CPU has. XLA does not report what it uses."""
+    """Return XLA's limit, or the CPU's instructions: XLA does not report which ones it uses."""
     given = re.findall(r"--xla_cpu_max_isa=(\S+)", os.environ.get("XLA_FLAGS", ""))
     has = (name for name in ("avx512f", "avx2") if name in cpu_identity())
     return _spelled(given[-1] if given else next(has, "unknown").removesuffix("f"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench static`: the GPU plans as NVRTC compiles them, and a gate, without a GPU.
+"""`python -m bench static`: compile the GPU plans with NVRTC and check them, without a GPU.
 
 The exit status is 1 if a plan spills, has a stack frame, or accesses arrays as large as x in
 smaller pieces than alignment and the plan's pack allow. With --goals it is also 1 if a row norm
@@ -35,15 +35,15 @@ from bench.static_rows import (
 from bench.static_sass import MISSING, disassembler
 from bench.static_summary import changes, goals_table, missed_goals, row_lines, summary
 
-# --check: registers may differ from the table's by this many, as one version of NVRTC comes in
-# several builds; the columns of _SAME must be equal.
+# With --check, registers may differ from the table by this number, because one version of NVRTC
+# comes in several builds. The columns of _SAME must be equal.
 _REGISTERS = 8
 _SAME = ("spill_stores", "spill_loads", "stack", "planned_bytes", "narrowest_bytes", "narrowed")
 _SAMPLE, _SEED = 60, 1
 
 
 def main(argv: list[str]) -> int:
-    """Make the table or check one; return 1 on any fault."""
+    """Make a table or check one; return 1 on any fault."""
     options = _arguments(argv)
     if options.read:
         rows = read_csv(options.read, Row)
@@ -139,7 +139,7 @@ def _mismatches(old: Row, same: dict[str, int | str], near: dict[str, int]) -> I
 
 
 def _sampled(keys: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
-    """Draw keys, equally many of each architecture, the same ones each time."""
+    """Draw the same keys each time, equally many of each architecture."""
     draw = random.Random(_SEED)
     by_architecture: dict[str, list[tuple[str, ...]]] = {}
     for key in keys:
@@ -157,7 +157,7 @@ def _measure_all(plans: list[Plan], jobs: int) -> Iterator[Row]:
     if jobs == 1 or len(plans) < 2 * jobs:
         yield from _with_progress(map(measure, plans), len(plans))
         return
-    # Spawned: a fork of a process with threads, such as those of tests, may hang.
+    # Processes are spawned, because a fork of a process with threads, such as pytest, may hang.
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         yield from _with_progress(pool.map(measure, plans, chunksize=8), len(plans))
 
@@ -177,28 +177,24 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     parser.add_argument(
-        "--check", type=Path, help="compare plans, and a sample compiled, with such a CSV instead"
+        "--check", type=Path, help="compare all plans and a compiled sample with this CSV instead"
     )
-    parser.add_argument(
-        "--read", type=Path, help="tell what such a CSV says instead, and compile nothing"
-    )
+    parser.add_argument("--read", type=Path, help="read the rows from this CSV, compile nothing")
     parser.add_argument(
         "--only",
         type=lambda text: [tuple(one.split(":")) for one in text.split(",")],
         default=[],
-        help="plans to compile, each as OPERATOR:DIRECTION:DTYPE:SHAPE:COUNT, any of which may be "
-        "empty or left out at the end; those are printed one by one. COUNT is the rows or samples "
-        "of small work, or 'all'",
+        help="compile only these plans, and print each. A plan is OPERATOR:DIRECTION:DTYPE:SHAPE:"
+        "COUNT; fields may be empty, or left out at the end. COUNT is the rows or samples of small "
+        "work, or 'all'",
     )
     parser.add_argument(
-        "--before", type=Path, help="print which predictions differ from such a CSV's, and how"
+        "--before", type=Path, help="print the differences from the predictions of this CSV"
     )
     parser.add_argument(
-        "--goals",
-        action="store_true",
-        help="hold late loads and goals that are missed against them",
+        "--goals", action="store_true", help="fail on late loads and missed goals, too"
     )
-    parser.add_argument("--sample", type=int, default=_SAMPLE, help="lines that --check compiles")
+    parser.add_argument("--sample", type=int, default=_SAMPLE, help="plans that --check compiles")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile")
     return parser.parse_args(argv)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A cache of what `python -m bench static` compiled, in the folder $CUNORM_STATIC_CACHE if set.
+"""A cache of the builds of `python -m bench static`, in the folder $CUNORM_STATIC_CACHE if set.
 
-With it, a table after a change of the planner, the model or some kernels takes seconds instead of
-minutes: only new builds are compiled.
+With the cache only new builds are compiled. After a change of the planner, the model or some
+kernels, a table takes seconds instead of minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Texts = tuple[str, str, str]
 
 
 def kept(key: tuple[object, ...], make: Callable[[], Texts]) -> Texts:
-    """Return what was made for a key, from the folder if it is there."""
+    """Return the texts of a key: from the folder if they are there, else from `make`."""
     folder = os.environ.get("CUNORM_STATIC_CACHE")
     if not folder:
         return make()

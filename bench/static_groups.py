@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Columns of the static table from the SASS of a group norm's launches.
 
-`instructions` are a thread's, for each of its elements of x.
+The column `instructions` counts the instructions of a thread for each of its elements of x.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def speed_of_groups(
     gpu
         The GPU, if the model has it.
     sass_of, blocks_of
-        Return a launch's disassembly, and its blocks on a multiprocessor.
+        Return the disassembly of a launch; how many of its blocks fit a multiprocessor.
     param_grad
         The launch that follows a backward.
     """
@@ -68,7 +68,7 @@ def call_traffic(plan: Plan) -> Traffic:
 
 
 def count_executed(plan: Plan, sass: str) -> Work | None:
-    """Return what a warp runs; None without a disassembly, or if packs are too small."""
+    """Return the work of a warp; None without a disassembly, or if packs are too small."""
     operands, pack = plan.row_operands(), plan.number("PACK")
     if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < MIN_BYTES:
         return None
@@ -107,7 +107,7 @@ def _launch(plan: Plan, gpu: Gpu, found: Work, blocks_per_sm: int) -> tuple[Roun
 
 
 def _fits_l2(plan: Plan, samples: int) -> bool:
-    """Whether L2 keeps what a launch reads of that many samples."""
+    """Whether L2 keeps the arrays that a launch reads for that many samples."""
     return l2_keeps(plan.architecture, samples * _sample_elements(plan) * plan.traffic().reads)
 
 

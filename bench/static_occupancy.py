@@ -12,7 +12,7 @@ _REGISTER_UNIT = 256  # allocation unit of a warp's registers
 
 
 class Architecture(NamedTuple):
-    """The limits of a multiprocessor, and how many of them a GPU has.
+    """The limits of a multiprocessor, and the number of multiprocessors of a GPU.
 
     The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute
     Capability"; the allocation of registers and shared memory, here and in `occupancy`, from
@@ -66,7 +66,7 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
 
 
 def l2_keeps(architecture: str, size: int) -> bool:
-    """Whether the next launch finds that many bytes in L2: they fit half of it."""
+    """Whether the next launch finds that many bytes in L2: they fit half of L2."""
     return size <= ARCHITECTURES[architecture].l2 // 2
 
 

@@ -52,11 +52,6 @@ class _Part(NamedTuple):
     barriers: int  # before it
     packs: dict[tuple[str, int], float]  # taken at a time, by kind of access
 
-    @property
-    def at_a_time(self) -> float:
-        """The packs that it takes at a time."""
-        return max(self.packs.values(), default=0.0)
-
 
 def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Work:
     """Count the instructions of a warp, given all pointers' offsets; ValueError without packs."""
@@ -126,6 +121,6 @@ def _fast_path(code: list[Block]) -> frozenset[int]:
 
 
 def _successors(block: Block) -> list[int]:
-    """Return the successors of a block, but for the branch of a diverged warp."""
+    """Return the successors of a block, without the branch of a diverged warp."""
     diverges = block.instructions and block.instructions[-1].code.startswith("BRA.DIV")
     return block.next[1:] if diverges else block.next

@@ -7,8 +7,8 @@ row indices), then the shortest. So it skips the guards at a row's end, and code
 partial sums that does not run for every row.
 
 A loop repeats until its accesses to a row operand make up the thread's share of the row. In a pass
-over a streamed row, only the innermost loop repeats; the rest of the pass handles remainders. A
-loop that accesses no row operand runs once, and so does the loop over rows.
+over a streamed row, only the innermost loop repeats; the rest of the pass handles remainders. The
+loop over rows, and a loop that accesses no row operand, run once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Finder:
         return path, None
 
     def flatten(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
-        """Return the steps of the best path through a region; of a loop, to its end."""
+        """Return the steps of the best path through a region; for a loop, to its end."""
         path = self.path(region, entry, region if inside else None)
         loop = region if inside else None
         return [
@@ -116,7 +116,7 @@ class _Finder:
     def path(
         self, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> list[frozenset[int]]:
-        """Return the best path from an entry to an end of the kernel or, in a loop, back to it."""
+        """Return the best path from an entry to an end of the kernel; in a loop, to the entry."""
         parts = components(region, lambda n: self._successors_in(n, region, entry, loop))
         part_of = {number: part for part in parts for number in part}
         best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A launch on any kind of GPU, planned without one: its build and the layout of its arguments."""
+"""A launch, planned without a GPU: its build, and the layout of its arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROW_OPERANDS = {
     "param_grad": Rows((), 0),
 }
 _WRITTEN = ("y", "residual_out", "dx", "dresidual", "dgate")
-_PARAMETERS = 2  # weight and bias, the first of the other pointers
+_PARAMETERS = 2  # weight and bias are the first of the other pointers
 _OTHER_POINTERS = {
     "row_norm_forward": 4,
     "row_norm_backward": 6,
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     """A launch of a call on a GPU; its arrays are aligned."""
 
     architecture: str
-    features: str  # joined by "+"; "" if they are the default ones
+    features: str  # joined by "+"; "" for the default features
     operator: str
     memory: str
     direction: str
@@ -62,8 +62,8 @@ class Plan(NamedTuple):
     grid: int
     shared: int  # bytes of a block's dynamic shared memory
     parts: int  # rows of partial sums that a backward writes for each parameter
-    sums_pitch: int  # elements from one of these rows to the next
-    param_grad: Launch | None  # the launch that adds them up
+    sums_pitch: int  # elements from one row of partial sums to the next
+    param_grad: Launch | None  # the launch that adds up the partial sums
     build: KernelBuild
     samples: int = 0  # of a group norm's x
     chunk: int = 0  # samples of one launch

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The plans of calls on any kind of GPU, made without one: builds, and how threads share rows.
+"""The plans of calls for any kind of GPU, made without a GPU.
 
-They come from cunorm's own planner, so that a new kind of plan appears here without a change.
+The plans come from cunorm's own planner, so that a new kind of plan appears here without a change.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cunorm._row_norm.spec import NEEDS
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
-# Of default plans, on GPUs with goals: also widths that the goals name, and those of models.
+# Default plans on GPUs with goals also have the widths that goals name, and widths of models.
 GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
 MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
-# Small work of default plans on GPUs with goals: few rows of some widths, as when a model writes
-# token by token, and group norms of one or two samples.
+# Default plans on GPUs with goals also have small work: few rows of some widths, as in a model that
+# generates token by token, and group norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
-# Channels, height and width. A block holds whole groups of a few positions, a cluster those of
-# more (the largest with a multiprocessor for each block); the largest samples need two launches.
+# Channels, height and width. A block holds whole groups of the smallest samples, a cluster those of
+# larger samples, for which a block may need a whole multiprocessor. The largest need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
@@ -101,8 +101,8 @@ def plans(
 ) -> Iterator[Plan]:
     """Yield the launches of a call as bench/cases.py makes it.
 
-    `shape` is the width of a row, or a sample's channels, height and width. `samples` is their
-    number; 0 stands for as many as have `ELEMENTS` in all.
+    `shape` is the width of a row, or a sample's channels, height and width. `samples` is the number
+    of rows or samples; 0 means that x has `ELEMENTS` elements.
     """
     count = samples or max(1, ELEMENTS // prod(shape))
     launches_of = _group_launches if operator.of_channels else _row_launches
@@ -149,7 +149,7 @@ def _plans(
 
 
 class _Sizes(NamedTuple):
-    """The fields of a Plan that have these names."""
+    """The fields of the same names in a Plan."""
 
     rows: int
     samples: int = 0
@@ -205,7 +205,7 @@ def default_features(architecture: str) -> Features:
 
 
 def feature_sets(architecture: str) -> list[Features]:
-    """Return sets of features for the plans of a GPU: the default ones, all, none."""
+    """Return three sets of features for the plans of a GPU: the default, all and none."""
     has = {name: int(architecture) >= least for name, least in MIN_CAPABILITY.items()}
     return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 

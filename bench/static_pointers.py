@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finds the pointer arguments from which the addresses in a kernel's SASS are computed.
+"""Find the pointer arguments from which the addresses in a kernel's SASS are computed.
 
 A pointer is named by its offset in the arguments, in bytes. The analysis follows pointers through
 registers, along every path of the kernel.
@@ -18,7 +18,7 @@ _ARGUMENTS = {"75": 0x160, "80": 0x160, "86": 0x160, "89": 0x160, "90": 0x210}
 _ARGUMENTS_LATER = 0x380
 
 _REGISTER = re.compile(r"\b(?P<kind>U?R)(?P<number>\d+)\b")
-_CONSTANT = re.compile(r"c\[0x0\]\[(?P<place>0x[0-9a-f]+)\]")
+_CONSTANT = re.compile(r"c\[0x0\]\[(?P<offset>0x[0-9a-f]+)\]")
 _ADDRESS = re.compile(r"(?<!desc)\[(?P<inside>[^\]]*R\d[^\]]*)\]")
 _DESCRIPTOR = re.compile(r"desc\[[^\]]*\]")
 _PREDICATE = re.compile(r"^!?U?P(?:T|\d)$")
@@ -63,7 +63,7 @@ def _result_registers(instruction: Instruction) -> int:
 def traced(
     text: str, architecture: str, pointers: frozenset[int]
 ) -> tuple[list[Block], dict[Instruction, frozenset[int]]]:
-    """Return the blocks of a disassembly, and `pointers_of` them."""
+    """Return the blocks of a disassembly, and the result of `pointers_of` for them."""
     code = blocks(text)
     return code, pointers_of(code, architecture, pointers)
 
@@ -93,8 +93,8 @@ def pointers_of(
 def _successors(code: list[Block], number: int) -> list[int]:
     """Return the successors of a block; after a call, only those that no other block leads to.
 
-    A call is a slow path that returns numbers. The fast path beside it leads to the same code, with
-    the same pointers in its registers.
+    A call is a slow path that returns numbers. The fast path beside the call leads to the same
+    code, with the same pointers in its registers.
     """
     block = code[number]
     if not any(one.is_call for one in block.instructions):
@@ -117,7 +117,7 @@ def _transfer(
     if not written:
         return
     slots: frozenset[int] = frozenset()
-    constants = [int(c["place"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
+    constants = [int(c["offset"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
     if instruction.name.removeprefix("U").startswith(_ADDRESSES):
         sources = instruction.operands.partition(",")[2]
         known = (reached.get(register, frozenset()) for register in registers(sources))

@@ -40,13 +40,13 @@ def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
     ptx
         The text of a kernel.
     pointers
-        The offsets of the pointers in the struct. Its other fields are numbers, and addresses are
-        computed from these too.
+        The offsets of the pointers in the struct. The other fields of the struct are numbers;
+        addresses are computed from these numbers, too.
 
     Raises
     ------
     ValueError
-        An address was computed from no pointer, or from several.
+        An address was computed from no pointer, or from several pointers.
     """
     definitions = _Definitions(ptx)
     found: Counter[Access] = Counter()
@@ -103,7 +103,7 @@ class _Definitions:
             for code, sources in self._of.get(worklist.pop(), ()):
                 if code.startswith("ld.param"):
                     yield from self._pointers_of(sources)
-                elif not code.startswith("ld."):  # a value from memory is no address
+                elif not code.startswith("ld."):  # a value from memory is not an address
                     new = set(_REGISTER.findall(sources)) - seen
                     seen |= new
                     worklist += new

@@ -4,10 +4,11 @@
 All counts are along the path of a row (static_paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
-  residual_out, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
-  nor do asynchronous copies, which read a later row.
+  residual_out, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count.
+  Asynchronous copies, which read a later row, do not count, either.
 - Instructions are the warp instructions of a row. If blocks walk several rows, each row also gets
-  its share of what the block runs once. Predicated instructions count, slow paths do not.
+  its share of the instructions that a block runs once. Predicated instructions count; slow paths do
+  not.
 - Loads of row operands are in flight together until one of them is needed; later loads wait again.
 """
 
@@ -52,13 +53,13 @@ class Counts(NamedTuple):
     late_loads
         Late loads in the SASS, each counted once.
     work, work_once
-        On the path of a row; outside of it, which a block runs once.
+        The work on the path of a row, and the work outside of the path, which a block does once.
     loaded
         Bytes of row operands that are loaded to registers.
     waits
         How often the thread waits for these loads.
     parameter_waits, waits_once
-        How often it waits for weight and bias besides, on the path of a row, and outside of it.
+        How often the thread also waits for weight and bias, on the path of a row and outside of it.
     """
 
     late_loads: int

@@ -34,28 +34,29 @@ PLANNED = (
 
 @dataclass(frozen=True)
 class Row:
-    """One launch of a call on one architecture; sizes in bytes, accesses as they stand in the PTX.
+    """One launch of a call on one architecture; sizes are in bytes, accesses are those of the PTX.
 
     Attributes
     ----------
     count
         Rows or samples of x; empty if they have 2**26 elements in all.
     aligned_bytes, planned_bytes, narrowest_bytes
-        Bytes of the narrowest access to an array as large as x: allowed by alignment; planned,
-        which width and registers also limit; and compiled. 0 without such arrays.
+        Bytes of the narrowest access to an array as large as x: that alignment allows; that the
+        plan has, for which width and registers also matter; and that was compiled. 0 without such
+        arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
     late_loads, instructions
         Counts of the SASS (static_reads.py, static_packs.py): in row norms, loads after a row's
         first store; warp instructions times 32 for each element of x.
     issue_share, overlap_share, traffic_share, waves_share, prediction
-        The shares of copy speed that these allow on the GPU, by a model (model.py), and what it
-        predicts. Not measured. Empty if the model has no such GPU.
+        The four ceilings and the predicted share of copy speed on the GPU, by a model (rounds.py).
+        They are not measured, and empty if the model does not have the GPU.
     call_prediction, microseconds
         The prediction of a whole call, launches included: its share of the speed of a copy of as
-        many bytes, and its time. For two launches, the second one's line has both together.
+        many bytes, and its time. If a call has two launches, these are on the line of the second.
     limit
-        The name of what bounds the launch most; "copy" if nothing does.
+        The name of the launch's limit; "copy" if nothing limits it.
     """
 
     nvrtc: str
@@ -107,7 +108,7 @@ class Row:
         return tuple(getattr(self, name) for name in KEY)
 
     def faults(self) -> list[str]:
-        """Return the faults that fail the gate."""
+        """Return the faults for which the exit status is 1."""
         found = []
         if self.spill_stores or self.spill_loads:
             found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
@@ -127,7 +128,7 @@ class Row:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """Compile a plan and return its line for each GPU of the model, or one without predictions.
+    """Compile a plan; return a line for each GPU of the model, or a line without predictions.
 
     Without a disassembler, columns of the SASS are empty.
     """

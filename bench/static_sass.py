@@ -91,7 +91,7 @@ class Instruction:
 
     @property
     def is_call(self) -> bool:
-        """Whether it calls another function; those are slow paths."""
+        """Whether it calls another function: the called functions are slow paths."""
         return self.name == "CALL" and not self.target
 
     @property
@@ -134,7 +134,7 @@ def blocks(text: str) -> list[Block]:
         if item.target or item.name in ("EXIT", "RET"):
             found.append(Block())
     if not found[-1].instructions:
-        found.append(Block())  # a label behind the last instruction
+        found.append(Block())  # there is a label after the last instruction
     for number, block in enumerate(found[:-1]):
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.target in labels:

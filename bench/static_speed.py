@@ -71,7 +71,7 @@ def _operands(plan: Plan) -> Operands:
 
 
 def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
-    """Return how rounds are distributed over multiprocessors: blocks walk rows or take one each."""
+    """Return how rounds are distributed over multiprocessors; a block takes a row or walks rows."""
     of_block = plan.threads / _team(plan)
     most = ceil(plan.grid / gpu.sm_count)
     return Grid(
@@ -89,8 +89,8 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
     resident = grid.at_once * gpu.sm_count * elements * reads
     if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
         reads = max(reads, found.loaded / _share(plan))
-    # The second read of a row comes from L2, unless that overflows. So do parameters, unless all
-    # blocks start together.
+    # The second read of a row comes from L2, unless L2 overflows. Parameters come from L2, too,
+    # unless all blocks start together.
     read_twice = 0.0
     if plan.regime == STREAMED:
         read_twice = 1 - min(1.0, reads * _share(plan) / found.loaded)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The static table for a reader: by regime, plan by plan, and against the goals."""
+"""The static table as text: by regime, by plan, and compared with the goals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def missed_goals(row: Row) -> list[str]:
 
 
 def limit(row: Row) -> str:
-    """Return the name of what bounds a prediction."""
+    """Return the name of a prediction's limit."""
     if row.call_prediction and float(row.call_prediction) < 0.95 * float(row.prediction):
         other = "launches" if row.step or row.count else PARAM_GRAD
         return other if row.limit == "copy" else f"{row.limit} and {other}"
@@ -96,7 +96,7 @@ def limit(row: Row) -> str:
 
 
 def goals_table(rows: list[Row]) -> str:
-    """Return how many plans meet each goal, and the worst, by architecture and kind of norm.
+    """Return how many plans meet each goal, and the worst plan, by GPU and kind of norm.
 
     The plans are the default ones, of float32 and bfloat16.
     """
@@ -161,7 +161,7 @@ def changes(old: list[Row], new: list[Row]) -> str:
 
 
 def name_of(row: Row) -> str:
-    """Return the GPU and the columns that identify a launch, but for its kernel."""
+    """Return the GPU and the columns that identify a launch, except its kernel."""
     return " ".join(filter(None, (row.gpu or row.arch, *row.key[1:-2], row.step)))
 
 
@@ -182,7 +182,7 @@ def summary(rows: list[Row]) -> str:
     lines += [
         "",
         f"NVRTC {rows[0].nvrtc}. registers: the most; warps/SM: the least; narrow: launches that",
-        "access some array as large as x by less than 16 bytes; by plan: those of packs that are",
-        "smaller than alignment allows, as registers want it.",
+        "access some array as large as x by less than 16 bytes; by plan: launches with packs that",
+        "are smaller than alignment allows, to save registers.",
     ]
     return "\n".join(lines)

@@ -16,16 +16,16 @@ _SMALL = ("4096", "320x64x64")
 
 
 def page(rows: list[Row]) -> str:
-    """Return what a page says about the calls that the default plans make."""
+    """Return a page's text about the calls of the default plans."""
     calls = [row for row in rows if row.call_prediction and not row.features]
     large = [row for row in calls if not row.count and passes(row) is not None]
     small = [row for row in calls if row.count and row.shape in _SMALL]
     parts = (
         predictions(large),
-        f"What bounds the calls below {LOW}, and how many of the widths or shapes they are:",
+        f"The limits of the calls below {LOW}, and for how many widths or shapes each applies:",
         _table(large, _low_cell),
-        f"Small work, in µs with launches: 1, 8, 64 and 512 rows of {_SMALL[0]} columns, "
-        f"and 1 and 2\nsamples of {_SMALL[1]}:",
+        "The times of small work, in µs and including launches: 1, 8, 64 and 512 rows of "
+        f"{_SMALL[0]} columns, and\n1 and 2 samples of {_SMALL[1]}:",
         _table(small, _small_cell),
     )
     return "\n\n".join(parts)

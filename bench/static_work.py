@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What SASS instructions cost a multiprocessor: the pipes that they use, and their time.
+"""The cost of SASS instructions on a multiprocessor: the pipes that they use, and their time.
 
 The pipes are those of the CUDA C++ Programming Guide's table of arithmetic throughput. An
 instruction in none of the lists takes only an issue slot.
@@ -21,11 +21,11 @@ _INTEGER = {
 }
 _SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "POPC", "FLO"}
 _SHARED = {"LDS", "STS", "LDSM", "LDG", "STG", "LDGSTS", "STAS"}
-_BANK_BYTES = 128  # that a multiprocessor's shared memory and L1 move in a clock
-# Clocks until a result can be used: of arithmetic, and of what other units do (published
-# microbenchmarks since Volta: 4; 18 to 33 for special functions, shuffles, shared memory).
+_BANK_BYTES = 128  # bytes that a multiprocessor's shared memory and L1 move per clock
+# Clocks until a result of arithmetic or of another unit can be used (published microbenchmarks
+# since Volta: 4; 18 to 33 for special functions, shuffles, shared memory).
 _ARITHMETIC, _UNIT, _UNITS = 4.0, 30.0, _SPECIAL | {"LDS", "LDSM", "SHFL"}
-_BARRIER = 30.0  # clocks until warps that come together go on (published microbenchmarks)
+_BARRIER = 30.0  # clocks until warps go on after a barrier (published microbenchmarks)
 
 
 def work_of(steps: Iterable[Step]) -> Work:
@@ -48,9 +48,9 @@ def _shared_clocks(one: Instruction) -> float:
 
 
 def alone_clocks(steps: Iterable[Step]) -> float:
-    """Return the clocks of a lone warp, which issues in order, and waits for what it reads.
+    """Return the clocks of a lone warp, which issues in order, and waits for its operands.
 
-    Loads from global memory do not count here, nor do predicates.
+    Waits for loads from global memory and for predicates are left out.
     """
     ready: dict[str, float] = {}
     clock = elapsed = 0.0

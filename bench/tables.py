@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench table`: cunorm against others, as Markdown, from a CSV of timings.
+"""`python -m bench table`: cunorm and other providers as a Markdown table, from a CSV of timings.
 
-Pages of the documentation have such tables, and those of accuracy and of predictions.
+With --page, the tables of accuracy and of predictions in a page are written, too. The exit status
+is 1 if --goals finds a missed goal, or --check a difference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or write those of a page; return 1 on a missed goal or a changed page."""
+    """Print a table or write those of a page; return 1 on a missed goal or a changed page."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.csv is None) == (options.page is None):
@@ -44,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench table", description=__doc__)
-    parser.add_argument("csv", type=Path, nargs="?", metavar="CSV", help="of `python -m bench`")
+    parser.add_argument("csv", type=Path, nargs="?", metavar="CSV", help="from `python -m bench`")
     parser.add_argument("--peer", default="torch", help="the provider to compare with")
     parser.add_argument(
-        "--goals", action="store_true", help="also compare with the goals for a CPU; 1 if not met"
+        "--goals", action="store_true", help="also compare with the goals for a CPU"
     )
     parser.add_argument(
         "--page",
         type=Path,
-        help="instead of printing, rewrite what is between <!-- cpu-table: CSV --> (or "
+        help="instead of printing, rewrite the tables between <!-- cpu-table: CSV --> (or "
         "accuracy-table, prediction-table) and <!-- end --> in this file; the CSV's path is "
         "relative to the file's folder",
     )
     parser.add_argument(
-        "--check", action="store_true", help="with --page: change nothing, 1 if it differs"
+        "--check", action="store_true", help="with --page: only print the differences"
     )
     return parser
 
@@ -124,7 +125,7 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
         lines.append(f"| {name} {direction} | {' | '.join(cells)} |")
     notes = [_legend(peer, with_gates=bool(over_ungated))]
     if any(row.provider == peer and row.by_host_clock for row in rows):
-        notes.append(f"The times of {peer} have the host's in them, cunorm's have not.")
+        notes.append(f"The times of {peer} include host time, those of cunorm do not.")
     if over := goals.halves(rows):
         notes.append(f"The time on float16 is {_time_cell(over)} of that on bfloat16.")
     notes.append(measured(rows))
@@ -148,16 +149,16 @@ def _peers(rows: Sequence[Row]) -> list[str]:
         chosen = (_chosen(found, name, direction, dtype) for _, found, dtype in columns)
         lines.append(f"| {name} {direction} | {' | '.join(map(_least_cell, chosen))} |")
     note = (
-        "The same over the points whose x has 1 MiB or more, with the least in brackets, and also "
-        "over what compilers make of these formulas: torch.compile (fullgraph, for each shape "
-        "alone, its backward through autograd) and XLA (jax.numpy under jit, its backward the "
-        "pullback under jit)."
+        "The next table has the points whose x has 1 MiB or more, with the smallest ratio in "
+        "brackets. It also has compilers of these formulas: torch.compile (fullgraph, compiled "
+        "for each shape, its backward through autograd) and XLA (jax.numpy under jit, its "
+        "backward the pullback under jit)."
     )
     return ["", *textwrap.wrap(note, width=120), "", *lines]
 
 
 def _dtypes(rows: Iterable[Row]) -> list[str]:
-    """Return the dtypes with columns: float16 has none beside bfloat16."""
+    """Return the dtypes that have columns: if bfloat16 is there, float16 has none."""
     there = list(dict.fromkeys(row.dtype for row in rows))
     return [name for name in there if name != "float16" or "bfloat16" not in there]
 
@@ -195,11 +196,11 @@ def _time_cell(chosen: Sequence[Ratio]) -> str:
 
 
 def _legend(peer: str, *, with_gates: bool) -> str:
-    ungated = "; / ungated: the same over the norm without its gate" if with_gates else ""
+    ungated = " / ungated: the same for the norm without its gate." if with_gates else ""
     text = (
-        f"× {peer}: how many times as fast as {peer}, as a geometric mean over the points, and the "
-        "slowest point in brackets; / copy: time over that of a plain copy of as many bytes, mean "
-        f"and worst{ungated}."
+        f"× {peer}: {peer}'s time divided by cunorm's, as a geometric mean over the points, with "
+        "the smallest ratio in brackets. / copy: cunorm's time divided by that of a plain copy of "
+        f"as many bytes, as a geometric mean, with the largest ratio in brackets.{ungated}"
     )
     if peer in _UNDER_AUTOGRAD:
         text += (

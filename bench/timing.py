@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
-    "other commands, each with its own --help: against times another checkout beside this one, "
+    "Other commands, each with its own --help: against times another checkout beside this one, "
     "busy times calls on a busy machine, accuracy measures errors, "
     "static and bytes judge the GPU plans without a GPU, table and plot draw from the CSV"
 )
@@ -37,7 +37,7 @@ _NOT_OF_HOST = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the command line, time every point, and print the table; 1 if cunorm failed."""
+    """Read the command line, time every point, and print the table; return 1 if cunorm failed."""
     options = parse(argv)
     if options.host:
         return _host(options)
@@ -69,7 +69,7 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
             left -= 1
             timed += new
             failures += failed
-            if options.out:  # at once: the run may be ended by any signal
+            if options.out:  # write at once, because a signal may end the run
                 rows.append_csv(options.out, new)
     finally:
         _progress("")
@@ -111,7 +111,7 @@ def _time_points(
                 new, failed = engine.time_point(device, point, found, environment, options.seconds)
         except Exception as error:  # the other points are still timed
             failed = [engine.Failure(point, engine.COPY, error)]
-        # Less memory may be free than before: the point may have become smaller again.
+        # `time_point` may have made the point smaller, if less memory is free now.
         new = [row for row in new if _name(row) not in seen]
         seen |= {str(point), *map(_name, new)}
         for failure in failed:
@@ -160,7 +160,7 @@ def _points(options: argparse.Namespace) -> list[grid.Point]:
 
 
 def _progress(text: str) -> None:
-    """Write over the last line of standard error, or a line of its own to a file."""
+    """Overwrite the last line of standard error; if it is not a terminal, write a new line."""
     if sys.stderr.isatty():
         print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
     elif text:
@@ -176,25 +176,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", type=arguments.list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
     directions = list(grid.DIRECTIONS)
     add("--direction", type=arguments.list_of(directions), default=directions)
-    shapes_help = "ROWSxWIDTH,...; of group norms NxCxHxW; default: the grid"
+    shapes_help = "ROWSxWIDTH,...; for group norms NxCxHxW; default: the grid"
     add("--shapes", type=arguments.shapes, help=shapes_help)
     names = dict.fromkeys(name for found in providers.LOADERS.values() for name in found)
-    providers_help = f"some of {', '.join(names)}; copy is always one"
+    providers_help = f"some of {', '.join(names)}; a copy is always timed"
     add("--providers", type=arguments.list_of(names), help=providers_help)
     add("--quick", action="store_true", help="a part of the grid, in about two minutes")
-    add("--seconds", type=arguments.seconds, help="spent on each point")
-    add("--seconds-total", type=arguments.seconds, help="after which no point is begun")
+    add("--seconds", type=arguments.seconds, help="seconds for each point")
+    add("--seconds-total", type=arguments.seconds, help="begin no point after so many seconds")
     add(
         "--calls",
         type=arguments.count,
-        help="in each turn on a CPU; default: as many as take 1 ms, up to 10",
+        help="calls in a turn on a CPU; default: as many copies as fit in 1 ms, up to 10",
     )
-    march_help = "compile cunorm for this -march, and let others use no AVX-512 if it has none"
+    march_help = "compile cunorm for this -march; without AVX-512, the others use none, too"
     add("--march", help=f"{march_help}; default: native")
-    add("--threads", type=arguments.count, default=thread_count(), help="of a CPU")
+    add("--threads", type=arguments.count, default=thread_count(), help="threads on a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
-    add("--host", action="store_true", help="instead, what small calls cost the host on a CPU")
-    against_help = "with --host: another checkout, timed beside this one in processes of its own"
+    add("--host", action="store_true", help="time the host cost of small calls on a CPU instead")
+    against_help = "with --host: another checkout, which is timed in its own processes, too"
     add("--against", type=Path, metavar="CHECKOUT", help=against_help)
     options = parser.parse_args(argv)
     ignored = [name for name in _NOT_OF_HOST if getattr(options, name) != parser.get_default(name)]
@@ -237,7 +237,7 @@ def _fill_defaults(options: argparse.Namespace) -> None:
         options.op = [name for name in names if _AXES[name] in given]
     if options.providers is None:
         options.providers = list(providers.DEFAULT[options.device])
-    elif "cunorm" in options.providers:  # shows the cost of a gate
+    elif "cunorm" in options.providers:  # cunorm-ungated shows the cost of a gate
         options.providers = list(dict.fromkeys([*options.providers, "cunorm-ungated"]))
     if options.seconds is None:
         on_cpu = 1.0 if options.quick else 1.5

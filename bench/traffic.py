@@ -37,7 +37,7 @@ class Row:
     read_again
         Bytes of arrays that the regime reads a second time, because it does not keep them.
     moved, ratio
-        Bytes of all accesses to arrays as large as x; divided by the sum of the two above.
+        Bytes of all accesses to arrays as large as x, and their ratio to minimum + read_again.
     others
         Bytes of parameters, statistics, partial sums and the workspace, each counted once.
     of_sectors

@@ -29,8 +29,8 @@ from tests.emulation.machine import machine
 from tests.softgpu.counters import Launch, counting
 
 _ARCHITECTURE = "90"  # of an H200, like the software GPU
-# A regime's call has the first of these sizes that gets the regime. An array has _ELEMENTS, or two
-# rows if these are more.
+# The call of a regime has the first of these sizes that is planned in the regime. An array has
+# _ELEMENTS elements, or two rows if two rows have more.
 _WIDTHS = (1000, 64, 4096, 16384, 32768, 65536, 131072, 262144)
 _SAMPLES = ((320, 8, 8), (128, 16, 16), (320, 64, 64), (128, 64, 128))
 _ELEMENTS = 16_000
@@ -43,7 +43,7 @@ _ROWS = {
 
 
 class Call(NamedTuple):
-    """A call of an operator; of a group norm, on one sample."""
+    """A call of an operator; x of a group norm is one sample."""
 
     operator: Operator
     direction: str
@@ -74,7 +74,7 @@ def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
             seen.add(name)
             rows = 1 if operator.of_channels else max(2, _ELEMENTS // size[0])
             if COPIED_AHEAD in name:
-                rows *= 3  # so that each block has several
+                rows *= 3  # so that each block has several rows
             yield Call(operator, direction, dtype, (rows, *size), name, features)
 
 
@@ -115,7 +115,7 @@ def _has(operator: Operator, name: str) -> bool:
 
 
 def _read_again(call: Call, names: list[str]) -> set[str]:
-    """Return the arrays that are read twice, for sums and for results, as nothing keeps them."""
+    """Return the arrays that are read twice, because nothing keeps them between the passes."""
     if call.regime == TWO_LAUNCHES:
         return {"x", "dy"} & set(names)
     if call.regime != STREAMED:
@@ -155,7 +155,7 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int
 
 
 def _put(cupy: Any, array: Any, *, last: bool) -> Any:
-    """Copy an array to the GPU with its strides; `last`: axis 1, of channels, is last in memory."""
+    """Copy an array to the GPU; with `last`, the channels, axis 1, stay last in memory."""
     if not last:
         return cupy.asarray(array)
     return cupy.asarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)

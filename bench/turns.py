@@ -22,7 +22,7 @@ class Turn:
 def take_turns(turns: dict[str, Turn], seconds: float) -> dict[str, list[float]]:
     """Return the times of calls in each round; each round has a new random order.
 
-    The caches after one contestant's turn may help the next, so the order changes.
+    The order changes because a contestant may find data of the previous one in the caches.
     """
     times: dict[str, list[float]] = {name: [] for name in turns}
     contestants = list(turns.items())

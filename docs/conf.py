@@ -16,18 +16,18 @@ extensions = [
     "sphinx_design",
 ]
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]  # words of docstrings, such as array
+nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]  # only names of cunorm must be links
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # arrays are of any framework; the docstrings have shapes and dtypes
+autodoc_typehints = "none"  # the docstrings have shapes and dtypes; arrays may be of any framework
 napoleon_google_docstring = False
-napoleon_use_param = False  # arguments that are described together stay together
-default_role = "py:obj"  # `name` in a docstring
-highlight_language = "text"  # of formulas in docstrings
+napoleon_use_param = False  # keep arguments together that a docstring describes together
+default_role = "py:obj"  # make `name` in a docstring a link
+highlight_language = "text"  # formulas in docstrings are not Python
 
 html_theme = "furo"
 html_title = f"cunorm {version}"

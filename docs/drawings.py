@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Writes the drawings of the pages on kernels: ``python docs/drawings.py``.
+"""Write the drawings of the pages on kernels: ``python docs/drawings.py``.
 
-Their figures are those of cunorm's launch plans. They are as wide as a telephone shows them, so
-that text of 12 pixels can be read there, and have a light background in dark mode, too.
+The drawings have numbers of cunorm's launch plans. They are narrow enough for a telephone, so that
+text of 12 pixels can be read on it, and have a light background also in dark mode.
 """
 
 from html import escape
@@ -27,7 +27,7 @@ HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="350" height="{0}" viewB
 <rect width="350" height="{0}" rx="6" fill="#f7f7f4"/>
 """
 
-# The limits of an H100, and what its plans are for.
+# The limits of an H100, and the calls whose plans are drawn.
 GPU = GpuCaps(132, "90", 2048, 227 << 10, 228 << 10, 50 << 20, Features(True, True))
 ROWS, SAMPLE = RowShape(16384, 4096), Samples(1, 64 * 64, 512, 32, channels_last=True)
 FORWARD = ForwardTypes(**dict.fromkeys(("compute", "x", "y", "weight"), FLOAT32))
@@ -42,7 +42,7 @@ class _Drawing:
         self.svg = HEAD.format(height)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Draw lines of text; one that begins with * is bold."""
+        """Draw lines of text; a line that begins with * is bold."""
         for i, line in enumerate(text.splitlines()):
             bold = ' font-weight="bold"' if line.startswith("*") else ""
             attributes = f'x="{x:g}" y="{y + 16 * i:g}" text-anchor="{anchor}"{bold}'
@@ -150,14 +150,8 @@ def _backward_sums() -> _Drawing:
     d.text(94, 168, "…", "middle")
     d.text(277, 240, f"workspace: {launch.sums_size / 2**18:.1f} MiB", "middle")
     d.arrow(277, 246, 277, 268)
-    d.box(
-        10,
-        270,
-        330,
-        62,
-        f"*param_grad\nadds up {parts} numbers for each column,\nin float64",
-        GREEN,
-    )
+    text = f"*param_grad\nadds up {parts} numbers for each column,\nin float64"
+    d.box(10, 270, 330, 62, text, GREEN)
     d.arrow(175, 332, 175, 348)
     d.text(175, 364, "*dweight, rounded once", "middle")
     return d

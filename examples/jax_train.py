@@ -2,8 +2,8 @@
 """Train a small Transformer in JAX twice: with norms written by hand, and with cunorm.jax.
 
 Both runs begin with the same parameters and read the same characters of Python's documentation. The
-script prints and draws both loss curves. It exits with 1 if they differ by more than the tolerance,
-or if the last loss is not below the first.
+script prints and draws both loss curves. It exits with 1 if the curves differ by more than the
+tolerance, or if the last loss is not below the first.
 
 Usage: ``python examples/jax_train.py --output jax_train.png``
 """
@@ -24,8 +24,9 @@ from options import parse, rate, seed, size
 from pictures import save_picture
 from two_runs import Run, draw, report
 
-# In nats per character, for float32. The runs round differently, by 6e-8 of each number, and
-# training may enlarge the difference at each step. The largest seen in 400 steps on a CPU was 1e-6.
+# The tolerance is in nats per character, for float32. The runs round differently, by 6e-8 of each
+# number, and each training step may enlarge the difference. The largest difference seen in 400
+# steps on a CPU was 1e-6.
 TOLERANCE = 1e-3
 QUICK = {"steps": 100}
 

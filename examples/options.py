@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line of an example: types of its numbers, and the options that all examples have."""
+"""The command line of an example: parsers of numbers, and the options that all examples have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rate(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """Parse the path of a file in a folder that exists, so that no run ends without its picture."""
+    """Parse the path of a file in an existing folder, so that the run can save its picture."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"is {text}, expected a file in a folder that exists")
@@ -52,7 +52,7 @@ def parse(
 ) -> argparse.Namespace:
     """Add --device, --output and --quick, and parse the command line.
 
-    `picture` is the default of --output. With --quick the defaults are those of `quick`.
+    `picture` is the default of --output; `quick` has the defaults of a run with --quick.
     """
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda if there is a device, else cpu"

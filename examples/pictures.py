@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the examples' pictures have in common: their colours, and how they are saved."""
+"""The colours of the examples' pictures, and the function that saves a picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-# Okabe and Ito's blue and vermilion, which most colour-blind people can tell apart.
+# Most colour-blind people can tell these two apart: blue and vermilion by Okabe and Ito.
 OTHER, CUNORM = "#0072b2", "#d55e00"
 
 

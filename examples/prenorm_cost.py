@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The cost of norms and additions in the two variants of `prenorm_stack`: bytes and time.
+"""The cost of norms and additions in the two variants of `prenorm_stack`.
 
-Costs are counted or measured, printed as a table, and drawn as bars.
+Bytes are counted, and times are measured; both are printed as tables and drawn as bars.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIRECTIONS = ("forward", "backward", "both")
 
 
 class Recorded(NamedTuple):
-    """A layer that returns recorded arrays, so that only norms and additions take time."""
+    """A layer that returns recorded arrays, so that the time is that of norms and additions."""
 
     weight: Array
     branch: Array
@@ -42,18 +42,19 @@ class Recorded(NamedTuple):
 def bytes_moved(depth: int, elements: int, size: int) -> Costs:
     """Count the bytes of rows that norms and additions read and write, forward and backward.
 
-    An element of the stream has `stream` bytes; one of a branch, y or dy has `size`. Weights and
-    rstd are small against the rows. Each term is one pass over the rows: bytes read + written.
+    An element of the stream has `stream` bytes; an element of a branch, y or dy has `size` bytes.
+    Weights and rstd are small compared to the rows, and are not counted. Each term is one pass over
+    the rows: bytes read + bytes written.
     """
     stream = 4
     plain_norm = stream + size
     addition = (size + stream) + stream
     fused_norm = (size + stream) + (stream + size)
     norm_backward = (size + stream) + stream  # reads dy and the stream, writes dx
-    fused_backward = (size + 2 * stream) + stream  # reads d_residual too
+    fused_backward = (size + 2 * stream) + stream  # also reads d_residual
     d_addition = 2 * stream + stream
     rounding = stream + size if size < stream else 0  # d_stream to the branch's dtype
-    rounded = size if size < stream else 0  # the same, as a second result of fused_backward
+    rounded = size if size < stream else 0  # fused_backward writes the rounded gradient, too
     per_element = {
         "naive": (
             depth * (plain_norm + addition),
@@ -91,7 +92,7 @@ def median_seconds(
             middle = now(xp)
             gradients = variant.backward(layers, saved, d_output)
             times[name].append((middle - start, now(xp) - middle))
-            del saved, gradients  # else the next variant's time would include freeing them
+            del saved, gradients  # so that the next variant's time does not include freeing them
     cunorm.set_num_threads(None)
     medians = {}
     for name, runs in times.items():
@@ -112,13 +113,13 @@ def with_sums(costs: Costs) -> dict[str, tuple[float, float, float]]:
 
 
 def saved_percent(costs: Costs) -> list[float]:
-    """Return what the fused variant saves forward, backward and together, in percent."""
+    """Return the savings of the fused variant forward, backward and together, in percent."""
     pairs = zip(*with_sums(costs).values(), strict=True)
     return [100 * (1 - fused / naive) for naive, fused in pairs]
 
 
 def print_table(title: str, unit: str, scale: float, costs: Costs) -> None:
-    """Print a line for each variant, and what the fused one saves."""
+    """Print a line for each variant, and the savings of the fused variant."""
     print(f"\n{title}:\n" + " " * 8 + "".join(f"{name:>12}" for name in DIRECTIONS))
     for name, numbers in with_sums(costs).items():
         print(f"{name:8}" + "".join(f"{scale * number:9.1f} {unit}" for number in numbers))
@@ -137,7 +138,7 @@ def draw_costs(title: str, moved: Costs, seconds: Costs) -> Figure:
 
 
 def draw_bars(axes: Axes, label: str, scale: float, costs: Costs) -> None:
-    """Draw a pair of bars for each direction, and over the fused one its share of the naive one."""
+    """Draw a pair of bars for each direction; the fused bar has its change in percent above it."""
     xs, width = np.arange(len(DIRECTIONS)), 0.38
     for side, colour, (name, numbers) in zip(
         (-0.5, 0.5), (OTHER, CUNORM), with_sums(costs).items(), strict=True

@@ -8,16 +8,16 @@ With x_0 = x, a pre-norm network of n layers is::
 The addition of one layer and the norm of the next read the same stream, so one call of cunorm does
 both. The backward adds the stream's gradient in the same pass::
 
-    fused:  q_k, r_k = norm(p_{k-1} + r_{k-1}), its sum    output p_n + r_n
+    fused:  r_k = p_{k-1} + r_{k-1}, q_k = norm(r_k)       output p_n + r_n
             p_k = f_k(q_k)
 
-Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residual". There p_0 = x
-and r_0 = 0; here the first norm reads x alone, and no zeros.
+Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residual". The source has
+p_0 = x and r_0 = 0; here the first norm reads only x.
 
-The branches p_k and the norms' results have --dtype; the stream and the parameters are float32.
-The script checks that both variants agree, counts the bytes that norms and additions move,
-measures their time, and draws both. It exits with 1 if the variants differ by more than
-`TOLERANCE`.
+The option --dtype is the dtype of the branches p_k and of the norms' results q_k; the stream and
+the parameters are float32. The script checks that both variants agree, counts the bytes that norms
+and additions move, measures the time of norms and additions, and draws bytes and time. It exits
+with 1 if the variants differ by more than `TOLERANCE`.
 
 Usage: ``python examples/prenorm_stack.py --dtype bfloat16 --output prenorm_stack.png``
 """
@@ -48,16 +48,16 @@ from prenorm_cost import (
 
 import cunorm
 
-Array = Any  # of NumPy or CuPy; NumPy's functions take either
+Array = Any  # of NumPy or CuPy; NumPy's functions take both
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 STREAM = np.dtype(np.float32)
 
-# The largest difference of two arrays, over their largest magnitude. cunorm rounds a fused sum like
-# a separate addition, forward and backward, so both variants give the same bits. There are two
-# exceptions: matrix products that do not repeat, and cunorm without a C++ compiler, whose float64
-# fallback rounds a fused backward once, not twice. Then each layer may add some float32 roundings,
-# of 6e-8, and one of these may change a rounding to bfloat16 by up to 2**-7.
+# A tolerance is the largest difference of two arrays, divided by their largest magnitude. cunorm
+# rounds a fused sum like a separate addition, forward and backward, so both variants give the same
+# bits. There are two exceptions: matrix products may differ from call to call, and without a C++
+# compiler cunorm's float64 fallback rounds a fused backward once, not twice. In these cases each
+# layer may add some float32 roundings, of 6e-8, and a rounding to bfloat16 may change by 2**-7.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
 QUICK = {"layers": 4, "rows": 1024, "dtype": "bfloat16"}
 
@@ -96,7 +96,7 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the input, and of each layer's weight, y and matrix, the last layer first."""
+    """Gradients of the input, and of each layer's weight, y and matrix, from last to first."""
 
     x: Array
     weights: list[Array]
@@ -122,7 +122,7 @@ def naive_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
 
 
 def fused_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
-    """Compute q_k, r_k = norm(p_{k-1} + r_{k-1}) and p_k = f_k(q_k): one call for each layer."""
+    """Compute r_k = p_{k-1} + r_{k-1} and q_k = norm(r_k) in one call, then p_k = f_k(q_k)."""
     norms = [cunorm.rms_norm_forward(x, layers[0].weight, dtype=dtype)]
     streams = [x]
     for layer, next_layer in pairwise(layers):
@@ -134,7 +134,7 @@ def fused_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
 
 
 def naive_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradients:
-    """Norm, addition and, for a bfloat16 branch, rounding: separate passes for each layer."""
+    """Backpropagate with separate passes for norm, addition and, for bfloat16, rounding."""
     d_stream, gradients = d_output, Gradients(None, [], [], [])
     for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
         d_branch = d_stream.astype(norm.y.dtype, copy=False)
@@ -146,13 +146,13 @@ def naive_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradie
 
 
 def fused_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradients:
-    """Pass the stream's gradient from layer to layer: one pass over the rows for each."""
+    """Backpropagate with one pass over the rows for each layer."""
     dtype = saved.norms[0].y.dtype
     d_stream, d_branch = d_output, d_output.astype(dtype, copy=False)
     gradients = Gradients(None, [], [], [])
     for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
         d_y, d_matrix = layer.backward(d_branch, norm.y)
-        first = layer is layers[0]  # x is not a branch: its gradient is the stream's, in float32
+        first = layer is layers[0]  # dx of the first layer is float32, as x is the stream
         grads = cunorm.rms_norm_backward(
             d_y,
             stream,
@@ -180,7 +180,7 @@ VARIANTS = {
 
 
 def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer], Array, Array]:
-    """Return layers, x and the gradient of the output, the same numbers on every device."""
+    """Return layers, x and the gradient of the output; every device gets the same numbers."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int, scale: float = 1.0) -> Array:
@@ -196,7 +196,7 @@ def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer],
 def run(
     variant: Variant, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
 ) -> dict[str, list[Array]]:
-    """Return all results of a variant by name, for each layer, the last layer first."""
+    """Return all results of a variant by name; results of layers are from last to first."""
     saved = variant.forward(layers, x, dtype)
     gradients = variant.backward(layers, saved, d_output)
     return {
@@ -216,8 +216,8 @@ def relative_error(result: Array, expected: Array) -> float:
 
 
 def summary(errors: dict[str, float], tolerance: float, moved: Costs, seconds: Costs) -> str:
-    """Return what the run has shown, in one sentence."""
-    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # NaN is wrong, too
+    """Return the result of the run as a sentence."""
+    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # also if NaN
     if wrong:
         return f"The fused stack does not give the naive stack's results of {', '.join(wrong)}."
     worst = max(errors.values())
@@ -238,7 +238,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=size, default=8)
     parser.add_argument("--rows", type=size, default=4096)
     parser.add_argument("--width", type=size, default=1024)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the branches")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the branches")
     parser.add_argument("--repeats", type=size, default=21, help="timed runs of each variant")
     return parse(parser, argv, picture="prenorm_stack.png", quick=QUICK)
 
@@ -264,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
     moved = bytes_moved(options.layers, x.size, dtype.itemsize)
     print_table("bytes of rows that norms and additions move, by count", "MB", 1e-6, moved)
     recorded = [
-        Recorded(layer.weight, y, d_y)  # y stands in for the branch: any array will do
+        Recorded(layer.weight, y, d_y)  # y takes the place of the branch: only its size matters
         for layer, y, d_y in zip(layers, fused["y"], fused["dy"], strict=True)
     ]
     seconds = median_seconds(xp, VARIANTS, recorded, x, d_output, options.repeats)

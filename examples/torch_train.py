@@ -3,8 +3,8 @@
 
 The model uses only `torch.nn`; `cunorm.torch.replace_norms` makes cunorm run its norms, forward and
 backward. Both runs begin with the same parameters and read the same characters of Python's
-documentation. The script prints and draws both loss curves. It exits with 1 if they differ by more
-than the tolerance, or if the model's loss is not below a bigram model's.
+documentation. The script prints and draws both loss curves. It exits with 1 if the curves differ by
+more than the tolerance, or if the model's loss is not below that of a bigram model.
 
 Usage: ``python examples/torch_train.py --output torch_train.png``
 """
@@ -25,11 +25,12 @@ from two_runs import Run, draw, report
 
 import cunorm.torch
 
-# In nats per character, for float32. The runs round differently, by some 6e-8 of each number.
-# Training enlarges this from step to step: to 7e-7 in the 300 steps, to 2e-5 in 400 at five times
-# the rate. A gradient of x that was 0.1 % too large made a difference of 1e-4 in 60 steps.
+# The tolerance is in nats per character, for float32. The runs round differently, by some 6e-8 of
+# each number. Training enlarges the difference: to 7e-7 in 300 steps, and to 2e-5 in 400 steps at
+# five times the rate. A gradient of x that was 0.1 % too large made a difference of 1e-4 in 60
+# steps.
 TOLERANCE = 1e-4
-LAST = 10  # steps whose mean loss is compared with the bigram's
+LAST = 10  # the mean loss of the last steps is compared with that of a bigram model
 QUICK = {"steps": 200, "width": 64, "layers": 1, "context": 16, "rate": 1e-2}
 
 
@@ -48,7 +49,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def find_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
-    """Return --device, or the default."""
+    """Return the device that --device names, or the default device."""
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.width % options.heads:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
     options.device = find_device(parser, options.device)
-    # Threads wait by spinning. On cores that other programs use too, they slow a small model down.
+    # Waiting threads spin. If other programs use the same cores, that slows a small model down.
     torch.set_num_threads(1)
     cunorm.set_num_threads(1)
     name, text = installation_text()

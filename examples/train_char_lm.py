@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Train a small Transformer on the characters of Python's own documentation.
 
-Model, gradients and optimizer are written on bare arrays of NumPy or CuPy, in `char_lm`. Every
-norm, forward and backward, is a call of cunorm. The script exits with 1 if the model's
-cross-entropy on the held-out part of the text is not below that of a bigram model.
+The package `char_lm` has the model, its gradients and the optimizer, written on bare arrays of
+NumPy or CuPy. Every norm, forward and backward, is a call of cunorm. The script exits with 1 if the
+model's cross-entropy on the held-out part of the text is not below that of a bigram model.
 
 Usage: ``python examples/train_char_lm.py --output loss_curve.png``
 """
@@ -38,7 +38,7 @@ import cunorm
 VALIDATIONS = 10  # validations in a run
 VALIDATION_BATCH = 128  # windows
 SAMPLE_LENGTH = 400
-TEMPERATURE = 0.8  # of the sample; below 1 favours the likely characters
+TEMPERATURE = 0.8  # of the sample; a temperature below 1 favours likely characters
 QUICK = {"steps": 200, "width": 64, "layers": 1, "context": 16, "batch": 16, "rate": 1e-2}
 
 
@@ -57,7 +57,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def find_wrong_options(options: argparse.Namespace, data: Corpus) -> str | None:
-    """Return what is wrong with the combined options for a text, or None."""
+    """Return an error message if options do not fit together or to the text, else None."""
     if options.width % options.heads:
         return f"--width is {options.width}, expected a multiple of --heads, {options.heads}"
     longest = len(data.validation) - 1
@@ -117,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(wrong)
     xp = array_module(options.device)
     keep_freed_memory()
-    # On a CPU the threads of NumPy's matrix products and of cunorm's kernels wait by spinning, on
-    # each other's cores. The products take longest, so they get all cores.
+    # On a CPU, waiting threads of NumPy and of cunorm spin on each other's cores. NumPy's matrix
+    # products take longest, so they get all cores, and cunorm runs on one thread.
     cunorm.set_num_threads(1)
     vocabulary = len(data.characters)
     held_out = all_windows(data.validation, options.context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two training runs of one model with different norms, compared: printed and drawn."""
+"""Print and draw two training runs of one model with different norms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(runs: dict[str, Run]) -> float:
 
 
 def draw(runs: dict[str, Run], tolerance: float) -> Figure:
-    """Draw both curves, the second on the first, and below them their difference."""
+    """Draw both curves in one plot, and their difference in a plot below it."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     curves, differences = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     styles = ({"color": OTHER, "linewidth": 4, "alpha": 0.4}, {"color": CUNORM, "linewidth": 1})

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Denoise a picture with a residual block of the autoencoders of VQGAN and Stable Diffusion.
 
-The block, x + conv2(silu(gn2(conv1(silu(gn1(x)))))), is written on bare arrays of NumPy or CuPy,
-channels last, in `denoiser`. Every group norm + SiLU, forward and backward, is a call of cunorm.
-The model learns to remove noise from one picture, with new noise at each step, and is tested with
-other noise. The script exits with 1 if the gradient differs from finite differences, or if the
-model's error is not below that of a blur.
+The package `denoiser` has the block, x + conv2(silu(gn2(conv1(silu(gn1(x)))))), on bare
+channels-last arrays of NumPy or CuPy. Every group norm + SiLU, forward and backward, is a call of
+cunorm. The model learns to remove noise from one picture, with new noise at each step, and is
+tested with other noise. The script exits with 1 if the gradient differs from finite differences, or
+if the model's error is not below that of a blur.
 
 Usage: ``python examples/vae_block.py --output vae_block.png``
 """
@@ -27,9 +27,9 @@ from tqdm import trange
 
 import cunorm
 
-MAX_SHRINK = 40  # to 10x12
-NOISE = 0.15  # standard deviation; white is 1
-STEP = 1e-4  # of the finite difference; its relative error is some 1e-10
+MAX_SHRINK = 40  # the picture has 10x12 pixels then
+NOISE = 0.15  # the standard deviation; white is 1
+STEP = 1e-4  # the step of the finite difference, whose relative error is some 1e-10
 TOLERANCE = 1e-7
 QUICK = {"steps": 100, "channels": 8, "groups": 2, "shrink": 14}
 
@@ -40,14 +40,14 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=size, default=120)
     parser.add_argument("--channels", type=size, default=32)
     parser.add_argument("--groups", type=size, default=8)
-    parser.add_argument("--shrink", type=size, default=5, help="of the 400x480 pixels; 5: 80x96")
+    parser.add_argument("--shrink", type=size, default=5, help="of 400x480 pixels; with 5 to 80x96")
     parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
     parser.add_argument("--seed", type=seed, default=0)
     return parser
 
 
 def with_noise(clean: Array, rng: np.random.Generator, xp: Any) -> Array:
-    """Return the picture with noise, drawn on the host so that every device gets the same."""
+    """Return the picture with noise, drawn on the host so that all devices get the same noise."""
     return clean + xp.asarray(NOISE * rng.standard_normal(clean.shape), clean.dtype)
 
 
@@ -55,7 +55,7 @@ def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> floa
     """Return the relative difference between the loss's slope and a central difference.
 
     Both are computed in float64 along a random direction of length 1 in the picture and all
-    parameters. The point is random too, because some parameters begin as ones or zeros.
+    parameters. The point is random, too, because some parameters begin as ones or zeros.
     """
     rng, kept = np.random.default_rng(0), model.parameters
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--shrink is {options.shrink}, expected at most {MAX_SHRINK}")
     xp = array_module(options.device)
     keep_freed_memory()
-    # Threads of NumPy's matrix products and of cunorm would wait by spinning on each other's cores.
+    # Waiting threads of NumPy and of cunorm spin on each other's cores: cunorm gets one thread.
     cunorm.set_num_threads(1)
     clean = xp.asarray(picture(options.shrink))[None]
     rng = np.random.default_rng(options.seed)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The providers of the operators, by their names on the command line; each is imported on demand.
 
-`copy` is not among them: the device has it, and it is always timed.
+The copy, which is always timed, comes from the device.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from bench.arrays import as_jax, as_torch
 from bench.cases import Call, Operands, Operator
 
-# From the device's own arrays, of NumPy or CuPy, to those of a provider.
+# Functions that turn the device's own arrays, of NumPy or CuPy, into those of a provider.
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "own": lambda array: array,
     "torch": as_torch,
@@ -38,18 +38,17 @@ class Provider(ABC):
     """An implementation of the operators."""
 
     name = ""
-    distribution = ""  # the one whose version is reported; empty for cunorm itself
+    distribution = ""  # the distribution whose version is reported; empty for cunorm itself
     arrays = "own"  # one of VIEWS
-    wait: Callable[[Any], Any] | None = (
-        None  # waits for a result, if calls return before they are done
-    )
+    # Waits for a result, if calls return before they are done.
+    wait: Callable[[Any], Any] | None = None
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether it supports an operator in a direction on a dtype."""
+        """Whether the provider supports an operator in a direction on a dtype."""
         return True
 
     def computes(self, operator: Operator) -> Operator:
-        """Return the operator that it computes instead."""
+        """Return the operator that the provider computes in place of this operator."""
         return operator
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Quack(Autograd):
             options["weight_offset"] = offset
 
         def call(x: Any, weight: Any, residual: Any = None) -> Any:
-            prenorm = residual is not None  # prenorm returns the new stream too
+            prenorm = residual is not None  # prenorm also returns the new stream
             return self._norms.rmsnorm(x, weight, residual=residual, prenorm=prenorm, **options)
 
         return call

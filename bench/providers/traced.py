@@ -23,7 +23,7 @@ class Traced(Provider):
     wait = staticmethod(jax.block_until_ready)
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether the memory order is JAX's: it has only one."""
+        """Whether JAX has the memory order: the order of its axes is always that in memory."""
         return operator.memory != "NHWC"
 
     @abstractmethod

@@ -28,7 +28,7 @@ class Liger(Autograd):
         return operator.name in names or operator.label == "group_norm NCHW"
 
     def function(self, operator: Operator, width: int) -> Function:
-        """Return the operator; Liger's default would write dx over dy."""
+        """Return the operator; the argument False keeps Liger from writing dx over dy."""
         ops, eps = self._ops, operator.eps
         offset = operator.options.get("weight_offset", 0.0)
         casting = "gemma"  # all arithmetic in float32, as in the other providers
@@ -75,7 +75,7 @@ class Fla(Autograd):
             return lambda x, weight, gate: norm(x, gate, weight, None, activation="swish", eps=eps)
 
         def call(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
-            prenorm = residual is not None  # prenorm returns the new stream too
+            prenorm = residual is not None  # prenorm also returns the new stream
             return norm(x, weight, bias, residual=residual, eps=eps, prenorm=prenorm)
 
         return call

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""A small pre-norm Transformer over characters, on bare arrays, with all norms by cunorm."""
+"""A small pre-norm Transformer over characters, on bare arrays; cunorm computes all norms."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Adam, and the learning rate over a training run."""
+"""The optimizer Adam, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Adam:
     def step(self, grads: Arrays, rate: float) -> None:
         """Take one step against the gradients."""
         self.steps += 1
-        # Corrects the bias of averages that begin at zero.
+        # The averages begin at zero: correct their bias.
         rate *= math.sqrt(1 - self.beta2**self.steps) / (1 - self.beta1**self.steps)
         for name, parameter in self.parameters.items():
             mean, square, grad = self.means[name], self.squares[name], grads[name]
@@ -34,7 +34,7 @@ class Adam:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Return the rate of a step: a linear warm-up over a tenth of them, then half a cosine to 0."""
+    """Return the rate of a step: a linear warm-up over a tenth of the steps, then a cosine to 0."""
     warm_up = max(1, steps // 10)
     if step < warm_up:
         return peak * (step + 1) / warm_up

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A text that every Python installation has: its split, batches and a baseline."""
+"""A text that every Python installation has, its batches, and a bigram model as a baseline."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def random_windows(rng: np.random.Generator, ids: Ids, batch: int, context: int)
 
 
 def all_windows(ids: Ids, context: int) -> tuple[Ids, Ids]:
-    """Cut a text into consecutive windows; return the same as `random_windows`."""
+    """Return consecutive windows of a text and their next characters, each (windows, context)."""
     length = (len(ids) - 1) // context * context
     return ids[:length].reshape(-1, context), ids[1 : length + 1].reshape(-1, context)
 
@@ -73,7 +73,7 @@ def all_windows(ids: Ids, context: int) -> tuple[Ids, Ids]:
 def bigram_loss(training: Ids, inputs: Ids, targets: Ids, vocabulary: int) -> float:
     """Return the cross-entropy of a bigram model, in nats per character.
 
-    Its probabilities are proportional to the counts of pairs in the training part, plus one.
+    The model's probabilities are proportional to 1 + the count of a pair in the training part.
     """
     counts = np.ones((vocabulary, vocabulary))
     np.add.at(counts, (training[:-1], training[1:]), 1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The two kinds of sublayer, attention and MLP, each with its backward by hand.
+"""The two kinds of sublayer, attention and MLP, each with a backward written by hand.
 
-A sublayer has `parameters`, a dictionary of arrays that includes the weight of the norm before it.
-`forward` takes y, the norm's result, of shape (batch, time, width). It returns the branch and the
-arrays that `backward` needs. `backward` returns the gradients of y and, by name, of the parameters.
-Sublayers have no other state. NumPy's functions take CuPy arrays too.
+The only state of a sublayer is `parameters`, a dictionary of arrays that includes the weight of the
+norm before the sublayer. `forward` takes y, the norm's result, of shape (batch, time, width). It
+returns the branch and the arrays that `backward` needs. `backward` returns the gradients of y and,
+by name, of the parameters. NumPy's functions take CuPy arrays, too.
 """
 
 from __future__ import annotations
@@ -73,15 +73,14 @@ class Attention:
     """
 
     def __init__(self, parameters: Arrays, heads: int, mask: Array) -> None:
-        """`mask` is added to the scores; (context, context), -inf where a key follows the query."""
+        """`mask`, (context, context), is added to the scores: -inf where a key follows a query."""
         self.parameters, self.heads, self.mask = parameters, heads, mask
 
     def forward(self, y: Array) -> tuple[Array, Attended]:
         """Return the branch and the arrays for backward."""
         batch, time, width = y.shape
         qkv = linear(y, self.parameters["qkv"]).reshape(batch, time, 3, self.heads, -1)
-        # The queries and the keys are views of qkv with three strides. cunorm reads them without a
-        # copy.
+        # Queries and keys are views of qkv with three strides, which cunorm reads without a copy.
         q = cunorm.rms_norm_forward(qkv[:, :, 0], self.parameters["q_norm"])
         k = cunorm.rms_norm_forward(qkv[:, :, 1], self.parameters["k_norm"])
         scores = by_head(q.y) @ transposed(by_head(k.y)) * head_scale(qkv)
@@ -103,7 +102,7 @@ class Attention:
         d_k = by_time(transposed(d_scores) @ by_head(q.y))
         grads = {"out": d_out}
         for index, name, d_part, norm in ((0, "q_norm", d_q, q), (1, "k_norm", d_k, k)):
-            # Reads a view, as in forward, and writes to a view of d_qkv.
+            # The call reads a view of qkv and writes to a view of d_qkv.
             grads[name] = cunorm.rms_norm_backward(
                 d_part,
                 qkv[:, :, index],

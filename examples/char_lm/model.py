@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The model: embedding, pre-norm attention and MLP in turn on a residual stream, and a head.
+"""The model: an embedding, layers of attention and MLP on a residual stream, and a head.
 
-Every norm adds the branch of the sublayer before it to the residual stream and normalises the sum,
+Every norm adds the branch of the previous sublayer to the residual stream and normalises the sum,
 in one call of cunorm. The backward passes the gradient of the stream from norm to norm as
 `d_residual`.
 """
@@ -35,9 +35,9 @@ class Saved(NamedTuple):
 
 
 class Model:
-    """Parameters and functions of them. `parameters` has all by name, to be changed in place.
+    """A model; an optimizer changes the arrays of `parameters` in place.
 
-    `xp` is numpy or cupy, for the model's device; `dtype` is that of all but the characters.
+    `xp` is numpy or cupy, for the model's device; `dtype` is the dtype of all arrays but indices.
     """
 
     def __init__(self, shape: Shape, rng: np.random.Generator, xp: Any, dtype: Any) -> None:
@@ -72,7 +72,7 @@ class Model:
         """Return logits, (batch, time, vocabulary), for inputs of (batch, time)."""
         own, sublayers = self._own, []
         branch = own["embedding"][inputs]
-        # The stream begins as the positions: the same for each text, so the stride is 0.
+        # The stream begins as the positions, which are the same for each text: the stride is 0.
         stream = self._xp.broadcast_to(own["position"][: inputs.shape[1]], branch.shape)
         for sublayer in self._sublayers:
             weight = sublayer.parameters["norm"]
@@ -93,8 +93,8 @@ class Model:
         grads["final_norm"] = norm_grads.dweight
         for number, sublayer in reversed(list(enumerate(self._sublayers))):
             norm, saved_by_sublayer = saved.sublayers[number]
-            # dx is the gradient of the branch, dresidual that of the stream. They are one array if
-            # both have the same dtype.
+            # dx is the gradient of the branch, dresidual the gradient of the stream. They are one
+            # array if both have the same dtype.
             d_stream = norm_grads.dresidual
             d_y, sublayer_grads = sublayer.backward(norm_grads.dx, saved_by_sublayer)
             weight = sublayer.parameters["norm"]
@@ -143,7 +143,7 @@ class Model:
         }
 
     def _draw(self, rows: int, columns: int, scale: float | None = None) -> Array:
-        """Draw normal numbers; by default their scale lets a product keep its input's size."""
+        """Draw normal numbers; by default, a product with them keeps the size of its input."""
         scale = rows**-0.5 if scale is None else scale
         return self._xp.asarray(scale * self._rng.standard_normal((rows, columns)), self._dtype)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The model and its gradient by hand; every norm is a call of cunorm.
+"""The model, with a gradient written by hand; every norm is a call of cunorm.
 
-Arrays are channels last, (pictures, height, width, channels), and NumPy's functions take CuPy
-arrays too.
+Arrays are channels last, (pictures, height, width, channels). NumPy's functions take CuPy arrays,
+too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Forward(NamedTuple):
 
 
 class Denoiser:
-    """A picture plus a correction: a residual block between two convolutions.
+    """A model that adds a correction to a picture: a residual block between two convolutions.
 
     Each gn is a group norm with SiLU, in one call, as in Stable Diffusion's autoencoder::
 

@@ -15,17 +15,12 @@ from numpy.typing import NDArray
 Picture = NDArray[np.floating[Any]]  # (height, width, 3), black is 0, white 1
 
 NAME = "grace_hopper.jpg"
-_TOP, _LEFT, _HEIGHT, _WIDTH = (
-    10,
-    66,
-    480,
-    400,
-)  # the crop of the 600 x 512 picture: head and shoulders
+_TOP, _LEFT, _HEIGHT, _WIDTH = 10, 66, 480, 400  # head and shoulders in the 600 x 512 picture
 MAPS = 5
 
 
 def picture(shrink: int) -> Picture:
-    """Return Matplotlib's sample portrait, with squares of pixels averaged to one."""
+    """Return Matplotlib's sample portrait; squares of pixels are averaged to one pixel."""
     pixels = imread(get_sample_data(NAME, asfileobj=False)) / np.float32(255)
     height, width = _HEIGHT // shrink, _WIDTH // shrink
     pixels = pixels[_TOP : _TOP + height * shrink, _LEFT : _LEFT + width * shrink]
@@ -63,7 +58,7 @@ def draw_figure(shown: Shown) -> Figure:
     colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     _show(axes[0, 3], gradient, "d loss / d noisy picture", **colours)
     _draw_losses(axes[0, 4], shown)
-    # The channel of each fifth that varies most.
+    # Of each fifth of the channels, show the channel that varies most.
     spread = shown.maps.std(axis=(0, 1))
     fifths = np.array_split(np.arange(spread.size), MAPS)
     for panel, fifth in zip(axes[1], fifths, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms of the model: written by hand, compiled by XLA; and cunorm's."""
+"""The two choices of norms for the model: written by hand in JAX, or cunorm's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ EPS = 1e-6
 
 
 class Norms(NamedTuple):
-    """The norms that the model calls, with and without adding a branch to the residual stream.
+    """The two norms that the model calls.
 
-    `add_rms_norm` returns y and the new stream. For the first norm the stream is None.
+    `add_rms_norm` adds a branch to the residual stream; it returns y and the new stream. For the
+    first norm the stream is None.
     """
 
     add_rms_norm: Callable[..., tuple[Any, Any]]

@@ -170,9 +170,9 @@ def test_the_page_has_the_numbers_of_the_committed_table():
     page = " ".join((ROOT / "docs" / "accuracy.md").read_text("utf-8").split())
     ours, softgpu, torch, compiled, jax = found
     errors = "the worst errors of y and dx, in ulp of the row's largest value, are"
-    assert f"mean 1e4, {errors} {ours}, and {softgpu} on the software GPU" in page
-    assert f"Those of PyTorch are {torch}, of torch.compile {compiled}, of JAX {jax}." in page
-    assert "With mean 0 or 1, with heavy tails and on a trained model's activations all" in page
+    assert f"mean 1e4, {errors} {ours} on a CPU, and {softgpu} on the software GPU" in page
+    assert f"PyTorch's errors are {torch}, torch.compile's {compiled}, and JAX's {jax}." in page
+    assert "With mean 0 or 1, with heavy tails and on a trained model's activations, all" in page
     usual = ("mean 0", "mean 1", "tails", "activations")
     chosen = [row for row in COMMITTED if row.operator == "layer_norm" and row.data in usual]
     assert max(float(cell) for row in chosen for cell in (row.y_worst, row.dx_worst)) < 4
