@@ -4,9 +4,9 @@
 `normalize` documents what the row norms have in common: rows, dtypes, rounding, strides and errors;
 `group_norm` does so for the group norms.
 
-Subnormal numbers of float32 (so of bfloat16 too) count as zero in arithmetic on CUDA, as CuPy
-compiles all kernels with flush-to-zero. On a CPU they are kept, and the floating-point mode of the
-caller is never changed.
+On CUDA, arithmetic takes subnormal numbers of float32, and therefore of bfloat16, as zero, because
+CuPy compiles all kernels with flush-to-zero. On a CPU they are kept, and the caller's
+floating-point mode is never changed.
 """
 
 # ruff: noqa: F403, F405  (names of __all__ come from those of the two families)
@@ -14,7 +14,7 @@ caller is never changed.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what `__getattr__` imports when it is first used
+if TYPE_CHECKING:  # `__getattr__` imports these names when they are first used
     from cunorm import reference
     from cunorm._backends.cpu.threads import set_num_threads
     from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
@@ -62,7 +62,7 @@ __all__ = [
     "workspace_size",
 ]
 
-_MODULES = {  # all but those of `_row_norm`
+_MODULES = {  # the modules of all names but those of `_row_norm`
     "results": ("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
     "_backends.cpu.threads": ("set_num_threads",),
     "_cache": ("CacheInfo", "Cleared", "cache_info", "clear_cache"),
@@ -73,7 +73,7 @@ _MODULES = {  # all but those of `_row_norm`
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # else no name would be wrong to a type checker
+if not TYPE_CHECKING:  # a type checker would take every name for right
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used."""
@@ -86,6 +86,6 @@ if not TYPE_CHECKING:  # else no name would be wrong to a type checker
 
 
 def __dir__() -> list[str]:
-    """List what is public: names, special ones, and the front ends where they are imported."""
+    """List the public names, the special names, and the front ends that are imported."""
     front_ends = ("jax", "torch")
     return sorted({*__all__, *(n for n in globals() if n.startswith("__") or n in front_ends)})

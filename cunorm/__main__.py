@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
 try:
     from cunorm import __version__, _cache, _info
     from cunorm._core.dtypes import DTYPES
@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr is not None and sys.stderr.isatty():
             print(file=sys.stderr)  # after the terminal's ^C
         return _INTERRUPTED
-    except OSError as error:  # mostly of standard output, to which nothing more is written
-        with suppress(OSError, ValueError, AttributeError):  # of a stream without a descriptor
+    except OSError as error:  # standard output mostly fails; nothing more is written to it
+        with suppress(OSError, ValueError, AttributeError):  # a stream may lack a descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # as of `head`, which wants no more
+        if not isinstance(error, BrokenPipeError):  # a reader, such as `head`, wants no more
             _complain(f"python -m cunorm: {error}")
         return 1
 
@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
-    except RuntimeError as error:  # of a compiler
+    except RuntimeError as error:  # a build does not compile
         _complain(str(error))
         return 1
 
@@ -95,20 +95,21 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "float64 reference and print a table. The exit status is 1 if a result is further off "
         "than its bound.",
     )
+    add = parser.add_argument
     rows = (
         "an array of floats whose last axis is a row or, for group norms, the channels of a "
         "position; by default a text of this Python installation, each byte as its row of the "
         "text's 256x256 log-bigram-count matrix"
     )
-    parser.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
     devices = "where to run; by default on CUDA if there is a device, else on the CPU"
-    parser.add_argument("--device", choices=("cpu", "cuda"), help=devices)
-    parser.add_argument("--quick", action="store_true", help="only a few telling norms")
     plot = (
         "also draw the speed of some norms over the size of x, beside that of plain NumPy (or "
         "CuPy) formulas and, if it is installed, of PyTorch's functions; needs matplotlib"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
+    add("--input", type=Path, metavar="FILE.npy", help=rows)
+    add("--device", choices=("cpu", "cuda"), help=devices)
+    add("--quick", action="store_true", help="only a few telling norms")
+    add("--plot", type=Path, metavar="FILE.png", help=plot)
     return parser
 
 
@@ -120,8 +121,7 @@ _WARMUP = (
     "the arguments of cunorm.warmup mean."
 )
 _OPERAND_VALUES = {AUTO: AUTO, "yes": True, "no": False} | {name: name for name in DTYPES}
-# Operands and their defaults, in words.
-_OPERANDS = {
+_OPERANDS = {  # their defaults, in words
     "weight": "x's, and no for l2_norm",
     "bias": "no",
     "residual": "x's for the functions add_..., else no",

@@ -17,8 +17,8 @@ from cunorm._backends.cpu import compile as cpu_compile
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, planned_folder
 from cunorm._core import memo
 
-# Names of files, with a digest of all that they depend on: libraries, the compiled headers of the
-# system, and the options that a compiler refused.
+# Names of files: libraries, compiled system headers, and options that a compiler refused. A name
+# has a digest of all that its file depends on.
 _DIGEST = "[0-9a-f]{32}"
 _OURS = re.compile(rf"[a-z]\w*-{_DIGEST}\.so|headers-{_DIGEST}\.h\.gch|refused-{_DIGEST}\.json")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
@@ -27,11 +27,11 @@ _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the m
 class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
-    `folder` has the CPU's builds: so many `libraries`, from any process; the first of them makes
-    it. `bytes` are those of all its files: of GCC's compiled system headers, too, which are as
-    large as hundreds of builds. `loaded` of these builds, and `cuda_kernels` on all devices, are
-    loaded in this process. `cupy_folder` is where CuPy keeps what NVRTC compiled, ours and all
-    other; None until CuPy is imported.
+    `folder` has the CPU's builds of all processes; the first build makes it. `libraries` is their
+    number, and `bytes` is the size of all files there, which include GCC's compiled system headers,
+    as large as hundreds of builds. This process has `loaded` builds of a CPU and `cuda_kernels` on
+    all devices. `cupy_folder` has all that CuPy compiled, also for other programs; it is None until
+    CuPy is imported.
     """
 
     folder: Path
@@ -43,16 +43,16 @@ class CacheInfo(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """What `clear_cache` removed: how many files, of killed compiles too, and their bytes."""
+    """What `clear_cache` removed: a number of files, also of killed compiles, and their bytes."""
 
     files: int
     bytes: int
 
 
 def cache_info() -> CacheInfo:
-    """Return the compiled kernels that are kept, on disk and in this process.
+    """Return what is kept of compiled kernels, on disk and in this process.
 
-    The CPU's builds are in the folder ``CUNORM_CACHE_DIR``, by default in the user's cache folder.
+    The folder of the CPU's builds is ``CUNORM_CACHE_DIR``, by default one in the user's caches.
 
     Examples
     --------
@@ -75,10 +75,10 @@ def cache_info() -> CacheInfo:
 def clear_cache() -> Cleared:
     """Remove the CPU's builds from disk, and forget all calls and kernels in this process.
 
-    The next call compiles what it needs from the kernels' sources as they are then. Other threads
-    and processes may call and compile meanwhile, and keep what they have loaded. Files of a killed
-    compile are removed only after a day, as until then it may still run. CuPy's cache, which other
-    programs share, is left alone: CUDA kernels are taken from there again.
+    The next call compiles what it needs from the current sources of the kernels. Other threads and
+    processes may call and compile meanwhile, and keep what they have loaded. The files of a killed
+    compile are removed only after a day, because a younger compile may still run. CuPy's cache is
+    not touched, because other programs share it, so CUDA kernels are loaded from it again.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def clear_cache() -> Cleared:
     left = _existing((path for folder in killed for path in folder.glob("*")), stat.S_ISREG)
     removed = []
     for path, status in (*_our_files(cache), *left):
-        with suppress(FileNotFoundError):  # another process clears the cache
+        with suppress(FileNotFoundError):  # another process may clear the cache
             path.unlink()
             removed.append(status.st_size)
     for folder in killed:
@@ -106,7 +106,7 @@ def cupy_cache_folder() -> Path:
     chosen, usual = os.environ.get("CUPY_CACHE_DIR"), Path("~/.cupy/kernel_cache")
     try:
         return Path(chosen) if chosen else usual.expanduser()
-    except RuntimeError:  # there is no home; nor does CuPy find one
+    except RuntimeError:  # neither this process nor CuPy finds a home
         return usual
 
 
@@ -118,7 +118,7 @@ def _our_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _existing(
     paths: Iterable[Path], is_kind: Callable[[int], bool]
 ) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield those of the paths that have a mode of a kind, with their status."""
+    """Yield the paths of a kind of file, with their status."""
     for path in paths:
         with suppress(FileNotFoundError):  # as above
             status = path.lstat()

@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import MIN_CAPABILITY, describe_feature
 
-# Found by name: importing torch or JAX takes seconds and memory.
+# Their versions are read without imports: importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
 _CUDA_PACKAGES = (
     *("cupy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -62,12 +63,11 @@ def cuda_name(index: int) -> str:
 
 
 def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _versions() -> Lines:
@@ -99,29 +99,28 @@ def _cuda_lines() -> Lines:
     yield "driver", f"for CUDA {number // 1000}.{number % 1000 // 10}"
     for index in range(count):
         gpu = cupy.cuda.runtime.getDeviceProperties(index)
-        yield (
-            f"device {index}",
-            f"{cuda_name(index)}, compute capability {gpu['major']}.{gpu['minor']}, "
-            f"{gpu['multiProcessorCount']} multiprocessors, "
-            f"{gpu['totalGlobalMem'] / 2**30:.1f} GiB",
+        size = (
+            f"{gpu['multiProcessorCount']} multiprocessors, {gpu['totalGlobalMem'] / 2**30:.1f} GiB"
         )
+        capability = f"compute capability {gpu['major']}.{gpu['minor']}"
+        yield f"device {index}", f"{cuda_name(index)}, {capability}, {size}"
 
 
 def _feature_lines() -> Lines:
     for name in MIN_CAPABILITY:
         try:
             yield name, describe_feature(name)
-        except ValueError as error:  # the environment is wrong: the report shows it
+        except ValueError as error:  # the report shows a wrong environment variable
             yield name, str(error)
 
 
 def _compilers() -> Lines:
     missing = "none found: install g++ or clang++, or point CXX at one"
     try:
-        cpp, cxx_problem, _ = search()
-        found = missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
+        cxx, cxx_problem, _ = search()
+        found = missing if cxx is None else f"{' '.join(cxx.command)}: {cxx.version}"
         yield "C++", f"{found} ({cxx_problem})" if cxx_problem else found
-    except ValueError as error:  # the environment is wrong: the report shows it
+    except ValueError as error:  # as above
         yield "C++", str(error)
     try:
         major, minor = cuda.nvrtc_version()
@@ -134,12 +133,9 @@ def _compilers() -> Lines:
 def _caches() -> Lines:
     folder = _cache.cupy_cache_folder()
     sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
-    if planned_folder() is None:  # `cache_info` would make one
-        yield (
-            "CPU builds",
-            "kept for one process only, as no folder is usable: set CUNORM_CACHE_DIR to one",
-        )
-    else:
-        ours = _cache.cache_info()
-        yield "CPU builds", f"{ours.folder}: {ours.libraries} files, {ours.bytes / 2**20:.1f} MiB"
+    ours = "kept for one process only, as no folder is usable: set CUNORM_CACHE_DIR to one"
+    if planned_folder() is not None:  # else `cache_info` would make a folder
+        info = _cache.cache_info()
+        ours = f"{info.folder}: {info.libraries} files, {info.bytes / 2**20:.1f} MiB"
+    yield "CPU builds", ours
     yield "CuPy's kernels", f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"

@@ -28,13 +28,14 @@ from cunorm._row_norm.spec import NEEDS
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
 Operand: TypeAlias = Several[DTypeLike | bool | None]
+Meaning: TypeAlias = dict[bool | str, object]  # of values of an operand that are no dtypes
 
 
 class Warmup(NamedTuple):
-    """What `warmup` did: the builds that calls need, all loaded now, and the seconds that took.
+    """What `warmup` did: the builds that calls need, all of them loaded, and the seconds it took.
 
-    `compiled` counts the builds for which it ran the C++ compiler. On CUDA it counts the kernels
-    that it loaded: CuPy does not say which of them it compiled and which it had on disk.
+    `compiled` counts the builds that ran the C++ compiler. On CUDA it counts the kernels that were
+    loaded, as CuPy does not say which of them it compiled and which it had on disk.
     """
 
     builds: int
@@ -73,47 +74,44 @@ def warmup(
 ) -> Warmup:
     """Compile and load what calls of norms will need, several builds at once.
 
-    Without it, a call compiles what it needs when it is first made, and says so on standard error
-    if that takes long. The builds are kept on disk for later processes, too. On CUDA they are for
-    contiguous arrays that begin at multiples of 16 bytes, as new arrays do; a call with others,
-    such as a slice, may need one more. "One or several" is a value or a list or tuple of values;
-    every combination of all of them is compiled.
+    Otherwise a call compiles what it needs when it is first made. The builds are kept on disk for
+    later processes. On CUDA they are for contiguous arrays that begin at multiples of 16 bytes, as
+    new arrays do; a call with other arrays, such as slices, may need one more build. Most arguments
+    are a value, or a list or tuple of values, all combinations of which are compiled.
 
     Parameters
     ----------
-    ops : str, one or several
-        Names of public functions, each for that function alone: inference calls "rms_norm",
-        training ("rms_norm_forward", "rms_norm_backward").
-    widths : int, one or several
-        Elements of a row of x: all its axes from `axis` on, all groups. Of a group norm, channels.
-    dtypes : dtype, one or several
+    ops : str
+        Public functions, such as "rms_norm_forward" and "rms_norm_backward" for training.
+    widths : int
+        Elements of a row of x, in all its axes and groups; channels of a group norm.
+    dtypes : dtype
         Of x: "float16", "bfloat16", "float32" or "float64", or a framework's dtype.
     device : str
         "cpu", "cuda" (the current one), or "cuda:1".
-    rows : int, one or several, optional
-        Rows of x, or a group norm's samples; by default any number, as few and many rows, and large
-        results, may need different builds.
-    weight, bias, residual, gate : dtype or bool or None, one or several
-        The forward's operands: a dtype, or True for that of x; None or False where there is none.
-        By default, "auto", there is a weight, if the function takes one, and a residual for the
-        functions ``add_…``; no bias, no gate. A backward is that of the forward described: it gets
-        the residual stream as x, a dy of y's dtype, and x's dtype as `x_dtype`.
-    d_residual : dtype or bool or None, one or several
-        A backward's gradient of the residual stream; True for the stream's dtype, which is also the
-        default, "auto", where the forward writes a stream.
-    dtype, residual_dtype : dtype, one or several, optional
-        Of y (and dy), and of the new residual stream, by default as the forward has them.
+    rows : int, optional
+        Rows of x, or a group norm's samples; by default any number, whichever builds that needs.
+    weight, bias, residual, gate : dtype or bool or None
+        The forward's operands: a dtype, True for that of x, None or False if absent. By default
+        there is a weight if the function takes one, a residual for the functions ``add_…``, no bias
+        and no gate. A backward is that of such a forward: it gets the residual stream as x, a dy of
+        y's dtype, and x's dtype as `x_dtype`.
+    d_residual : dtype or bool or None
+        A backward's gradient of the residual stream, with True of the stream's dtype; by default
+        the same if the forward writes a stream.
+    dtype, residual_dtype : dtype, optional
+        Of y and dy, and of the new residual stream; by default as the forward chooses them.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As the row norms take them, one or several. Of `weight_offset` it matters whether it is 0.
-    num_groups, activation : int, and str or None, one or several
+        As the row norms take them. It only matters whether `weight_offset` is 0.
+    num_groups, activation : int, and str or None
         As the group norms take them; all but "instance_norm" need `num_groups`.
-    positions : int, one or several
-        Of a sample of a group norm, which needs it: the product of its spatial axes.
-    layout : str, one or several
+    positions : int
+        The product of the spatial axes of a group norm's sample. Group norms need it.
+    layout : str
         A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
         -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
-        As the backward takes them; with `accumulate`, into arrays of rstd's dtype.
+        As the backward takes them. With `accumulate`, the arrays have rstd's dtype.
     workers : int, optional
         Builds that are compiled at once; by default as many as this process has cores.
     progress : bool, optional
@@ -122,27 +120,19 @@ def warmup(
     Raises
     ------
     TypeError, ValueError
-        Before anything is compiled, if a value is not among those above, does not go with the
-        others, or is for an option that none of the functions has.
+        If a value is not among those above, does not go with the others, or is for an option that
+        none of the functions has; raised before anything is compiled.
     ImportError
-        For CUDA, if CuPy or NVRTC is not installed.
+        If CuPy or NVRTC, which CUDA needs, is not installed.
     RuntimeError
-        If there is no such device or no C++ compiler, or a build does not compile: raised when all
-        the others are done, for the first of them.
+        If there is no such device or no C++ compiler, or if a build does not compile; that is
+        raised after all other builds are done.
 
     Examples
     --------
     >>> import cunorm
     >>> cunorm.warmup("rms_norm", 256, "float32", device="cpu", rows=8, progress=False)
     Warmup(builds=1, compiled=..., seconds=...)
-
-    What training calls for 8 images of 16 by 16 positions and 64 channels in 4 groups:
-
-    >>> cunorm.warmup(
-    ...     ("group_norm_forward", "group_norm_backward"), 64, "float32", device="cpu", rows=8,
-    ...     positions=16 * 16, num_groups=4, activation="silu", bias=True, progress=False,
-    ... )
-    Warmup(builds=..., compiled=..., seconds=...)
     """
     options = {name: value for name, value in locals().items() if name in _ABSENT}
     progress = validate.flag(FUNCTION, "progress", progress)
@@ -163,12 +153,12 @@ def warmup(
 def planned(
     ops: object, widths: object, dtypes: object, device: Device, rows: object, options: Options
 ) -> list[KernelBuild]:
-    """Return the builds that calls need, which are described as `warmup` takes them."""
+    """Return the builds that calls need, each once."""
     counts = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
     sizes = [_positive("widths", one) for one in _several("widths", widths)]
     options = _ABSENT | options
     calls = list(_calls(ops, dtypes, options | {"needs": (options["needs"],)}))
-    builds: dict[KernelBuild, None] = {}  # each once, in their order
+    builds: dict[KernelBuild, None] = {}  # a dict keeps their order
     for (name, options_of_call), width in product(calls, sizes):
         builds_of = group_builds if name in _group_norm.__all__ else row_builds
         builds |= dict.fromkeys(builds_of(name, options_of_call, counts, width, device))
@@ -176,7 +166,7 @@ def planned(
 
 
 def _device(name: object) -> Device:
-    """Return the device of a name; it is there, and there is a compiler for it."""
+    """Return the device of a name; raise an error if it or its compiler is not there."""
     kind, _, number = str(name).partition(":")
     if kind == "cpu" and number in ("", "0"):
         if compiler() is None:
@@ -191,7 +181,7 @@ def _device(name: object) -> Device:
     try:
         device = Device("cuda", int(number) if number else cuda.current_device())
         cuda.gpu_caps(device)
-    except RuntimeError as error:  # CuPy's for all that the driver says
+    except RuntimeError as error:  # any error of the driver
         raise RuntimeError(f"{FUNCTION}: device is {name!r}: {error}") from error
     cuda.nvrtc_version()  # raises where there is none
     return device
@@ -200,7 +190,7 @@ def _device(name: object) -> Device:
 # --- the calls that options describe --------------------------------------------------------------
 
 _NOT_OPTIONS = ("ops", "widths", "dtypes", "device", "rows", "workers", "progress")
-# The value of each option that a function does not take.
+# The value of each option for a function that does not take it.
 _ABSENT: Options = {
     name: None if one.default == AUTO else one.default
     for name, one in signature(warmup).parameters.items()
@@ -209,29 +199,28 @@ _ABSENT: Options = {
 
 
 def _calls(ops: object, dtypes: object, options: Options) -> Iterator[tuple[str, Options]]:
-    """Yield the function and the options, those of _ABSENT, of every call that is described."""
+    """Yield the function and the parsed options of every call that is described."""
     names = [validate.choice(FUNCTION, "ops", name, FUNCTIONS) for name in _several("ops", ops)]
     xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in _several("dtypes", dtypes)]
     choices = {option: _several(option, value) for option, value in options.items()}
     taken = {name: _options_of(name) for name in names}
+    who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
     for option, values in choices.items():
-        if any(option in of_name for of_name in taken.values()):
-            continue
-        wrong = [value for value in values if not _is_default(option, value)]
-        if wrong:
-            who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
-            raise ValueError(f"{FUNCTION}: {option} is {wrong[0]!r}, which {who}")
+        if not any(option in of_name for of_name in taken.values()):
+            for value in values:
+                if not _is_default(option, value):
+                    raise ValueError(f"{FUNCTION}: {option} is {value!r}, which {who}")
     for name in names:
-        values_of_name = (
+        choices_of_name = (
             values if option in taken[name] else (_ABSENT[option],)
             for option, values in choices.items()
         )
-        for x, *chosen in product(xs, *values_of_name):
+        for x, *chosen in product(xs, *choices_of_name):
             yield name, _parsed(name, x, dict(zip(choices, chosen, strict=True)))
 
 
 def _several(argument: str, value: object) -> tuple[Any, ...]:
-    """Return the items of a collection; all else, names and arrays too, is the one item."""
+    """Return the items of a collection, or anything else, such as a name or an array, alone."""
     if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
     if len(value) == 0:
@@ -252,7 +241,7 @@ def _options_of(name: str) -> set[str]:
     options = set(signature(getattr(family, name)).parameters)
     if family is _group_norm:
         options |= {"positions", "layout"}
-    if name.endswith("_backward"):  # which its forward describes, too
+    if name.endswith("_backward"):  # options of its forward
         options.add("dtype")
     if "d_residual" in options:
         options |= {"residual", "residual_dtype"}
@@ -271,14 +260,16 @@ def _is_default(option: str, value: object) -> bool:
 
 def _parsed(name: str, x: DType, options: Options) -> Options:
     """Return a call's options with operands as dtypes, checked."""
-    meanings = {  # of True, of False, and of "auto"
-        "weight": (x, None, x),
-        "bias": (x, None, None),
-        "residual": (x, None, x if name.startswith("add_") else None),
-        "gate": (x, None, None),
-        "d_residual": (True, False, None),  # as `cunorm._row_norm.builds` takes it
+    if_given: Meaning = {True: x, False: None, AUTO: None}
+    by_default = if_given | {AUTO: x}
+    meanings: dict[str, Meaning] = {
+        "weight": by_default,
+        "bias": if_given,
+        "residual": by_default if name.startswith("add_") else if_given,
+        "gate": if_given,
+        "d_residual": {True: True, False: False, AUTO: None},  # as `row_builds` takes it
     }
-    parsed = {one: _operand(one, options[one], *meaning) for one, meaning in meanings.items()}
+    parsed = {one: _operand(one, options[one], meaning) for one, meaning in meanings.items()}
     parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
         dtype = parse_optional_dtype(FUNCTION, one, options[one])
@@ -291,12 +282,11 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
     return {**options, **parsed, "x": x}
 
 
-def _operand(argument: str, value: object, present: object, absent: object, auto: object) -> object:
-    """Return the dtype that an operand has, or what a value that is no dtype means for it."""
-    if value is None or isinstance(value, bool):
-        return present if value else absent
-    if isinstance(value, str) and value == AUTO:
-        return auto
+def _operand(argument: str, value: object, meaning: Meaning) -> object:
+    """Return the dtype of an operand, or what a value that is no dtype means for it."""
+    value = False if value is None else value
+    if isinstance(value, bool) or (isinstance(value, str) and value == AUTO):
+        return meaning[value]
     try:
         return parse_dtype(FUNCTION, argument, value)
     except TypeError as error:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations  # help() has the names of the aliases
 
+from collections.abc import Collection
 from inspect import signature
-from itertools import product, starmap
+from itertools import product
 from typing import Any
 
+from cunorm import _group_norm, _row_norm
 from cunorm._arrays.registry import view_all
 from cunorm._core import validate
 from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
 from cunorm._core.operands import Kind, names_of
 from cunorm._core.plan import OpDef
-from cunorm._core.tensor import OptionalSpec, contiguous
+from cunorm._core.tensor import contiguous
 from cunorm._core.types import DTypeLike, Needs, SupportsDLPack
 from cunorm._dispatch import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
@@ -27,17 +29,10 @@ from cunorm._row_norm.spec import NEEDS
 from cunorm.results import GroupNormGrads
 
 _FUNCTION = "workspace_size"
-_OF_ROWS, _OF_CHANNELS = ("axis", "groups"), ("weight", "bias", "channel_axis")
-_OPTIONS: dict[str, tuple[str, ...]] = {  # that each function takes
-    "normalize_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
-    "rms_norm_backward": (*_OF_ROWS, "weight", "x_dtype", "needs"),
-    "layer_norm_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
-    "l2_norm_backward": _OF_ROWS,
-    "group_norm": (*_OF_CHANNELS, "num_groups"),
-    "instance_norm": _OF_CHANNELS,
-    "group_norm_forward": (*_OF_CHANNELS, "num_groups"),
-    "group_norm_backward": (*_OF_CHANNELS, "num_groups", "needs"),
-}
+_OPS = (
+    *("normalize_backward", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward"),
+    *("group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"),
+)
 
 
 def workspace_size(
@@ -55,41 +50,40 @@ def workspace_size(
 ) -> int:
     """Return the bytes of workspace that a function needs.
 
-    A backward holds partial sums of dweight and dbias there, a group norm the statistics of parts
-    of a sample and, in a backward on a CPU, what the last pass takes from the first. The size
+    A backward keeps partial sums of dweight and dbias there. A group norm keeps the statistics of
+    parts of a sample and, in a backward on a CPU, what its last pass takes from the first. The size
     depends on the shapes, dtypes and device of the arrays and, for a group norm, on the memory
-    layout of x, so that one call of this serves a training loop.
+    layout of x, so a training loop needs one call.
 
     Parameters
     ----------
     op : str
-        The name of the function: "normalize_backward", "rms_norm_backward", "layer_norm_backward"
-        or "l2_norm_backward", which has no parameters, and so takes no workspace; "group_norm",
-        "instance_norm", "group_norm_forward" or "group_norm_backward".
+        The name of the function: "normalize_backward", "rms_norm_backward", "layer_norm_backward",
+        "l2_norm_backward" (which needs none), "group_norm", "instance_norm", "group_norm_forward"
+        or "group_norm_backward".
     x, weight, bias : array
-        As the function gets them; weight and bias are None where it gets none.
+        As the function gets them; None for a weight or bias that it does not get.
     axis, groups, needs, num_groups, channel_axis : optional
-        As the function gets them. The default of `needs` means every operand that there is.
+        As the function gets them. By default `needs` has every operand that there is.
     x_dtype : dtype, optional
         As a row norm gets it, or the dtype of ``out.dx``.
 
     Returns
     -------
     int
-        Bytes that suffice whatever the dtypes and the strides of the other operands are; on a CPU
-        no fewer do. 0 where a row norm's backward computes neither dweight nor dbias, and for some
-        group norms.
+        Bytes that suffice for any dtypes and strides of the other operands; on a CPU no fewer do.
+        0 for a row norm's backward without dweight and dbias, and for some group norms.
 
     Raises
     ------
     TypeError, ValueError
-        As the function does, and if `op` is not among those names or does not take what is given.
+        As the function does, and if `op` is none of those names or does not take an option.
     ImportError
         If x is on CUDA and CuPy is not installed.
 
     Examples
     --------
-    Of the memory for the results and for the sums, nothing is allocated by the second call:
+    The second call allocates no memory for results and sums:
 
     >>> import numpy as np
     >>> import cunorm
@@ -102,7 +96,7 @@ def workspace_size(
     >>> grads.dweight is out.dweight, out.dweight.round(4)
     (True, array([0.2, 9.8], dtype=float32))
 
-    An image of four channels in two groups is normalised in place, with no allocation at all:
+    Four channels of an image, in two groups, are normalised in place without any allocation:
 
     >>> image = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
     >>> workspace = np.empty(cunorm.workspace_size("group_norm", image, num_groups=2), np.uint8)
@@ -110,24 +104,27 @@ def workspace_size(
     array([-1.53, -1.39, -1.53, -1.39], dtype=float32)
     """
     arguments = locals()
-    validate.choice(_FUNCTION, "op", op, _OPTIONS)
+    validate.choice(_FUNCTION, "op", op, _OPS)
     options = {name: arguments[name] for name in _DEFAULTS}
-    _check(op, options)
+    is_row_norm = op not in _group_norm.__all__
+    _check(
+        op, options, signature(getattr(_row_norm if is_row_norm else _group_norm, op)).parameters
+    )
     names = ("x", *names_of(TABLE.forward_inputs, Kind.PARAMETER))
     views = view_all(_FUNCTION, names, (x, weight, bias), (True, False, False))
     specs = [view and view.spec for view in views]
-    if op == "group_norm_backward":
-        return _of_group_backward(specs, options)
-    return (_of_rows if "axis" in _OPTIONS[op] else _of_group_forward)(specs, options)
+    if is_row_norm:
+        return _of_rows(specs, options)
+    return (_of_group_backward if "backward" in op else _of_group_forward)(specs, options)
 
 
 _PARAMETERS = signature(workspace_size).parameters
 _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not in ("op", "x")}
 
 
-def _check(op: str, options: dict[str, Any]) -> None:
+def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
     """Check and parse the options by themselves, and that the function takes those that are set."""
-    taken, needs, reason = _OPTIONS[op], options["needs"], f"{op} has none"
+    needs, reason = options["needs"], f"{op} has none"
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
             options[name] = validate.integer(_FUNCTION, name, options[name])
@@ -147,48 +144,43 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     x, *parameters = specs
     geometry = row_geometry(_FUNCTION, x, options["axis"], options["groups"])
     slots = [slot for slot in TABLE.forward_inputs if slot.kind is Kind.PARAMETER]
+    named = [(slot.name, spec) for slot, spec in zip(slots, parameters, strict=True)]
     for slot, parameter in zip(slots, parameters, strict=True):
         check_operand(_FUNCTION, slot, parameter, geometry)
-    named = [(slot.name, spec) for slot, spec in zip(slots, parameters, strict=True)]
     validate.same_device(_FUNCTION, x, named)
-    wanted = [name for name, parameter in named if parameter and name in options["needs"]]
-    if not wanted:
-        return 0
+    wanted = sum(spec is not None and name in options["needs"] for name, spec in named)
     compute = compute_type(x.dtype, options["x_dtype"])
-    return workspace_bound(compute, geometry, len(wanted), caps_for(None, x.device))
+    return workspace_bound(compute, geometry, wanted, caps_for(None, x.device)) if wanted else 0
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
     """Return the most that any dtype of y needs."""
-    groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
     x, weight, bias = specs
+    groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
+    norm = _FUNCTION, groups, None, options["channel_axis"]
     arrays = (*forward_inputs(x, weight=weight, bias=bias), *GROUP_FORWARD.no_outputs)
-
-    def size(y: str) -> int:
-        axis = options["channel_axis"]
-        scalars = forward_scalars(_FUNCTION, groups, None, axis, dtype=y)
-        return _planned_size(GROUP_FORWARD, scalars, arrays)
-
-    return max(map(size, DTYPES))
+    return max(
+        _planned_size(GROUP_FORWARD, forward_scalars(*norm, dtype=dtype), arrays)
+        for dtype in DTYPES
+    )
 
 
 def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
     """Return the most that any dtypes of dy and dx need."""
-    x, *parameters = specs
+    x, weight, bias = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
-    norm = (options["num_groups"], options["channel_axis"])
-    geometry = group_geometry(_FUNCTION, x, *norm)
-    shape = geometry.shape_of(Kind.STATISTIC)
-    statistic = contiguous(shape, geometry.compute, x.device)
-    weight, bias = parameters
-    scalars = backward_scalars(_FUNCTION, norm[0], None, norm[1], needs=needs)
+    groups, axis = options["num_groups"], options["channel_axis"]
+    geometry = group_geometry(_FUNCTION, x, groups, axis)
+    statistic = contiguous(geometry.shape_of(Kind.STATISTIC), geometry.compute, x.device)
+    operands = {"weight": weight, "bias": bias, "mean": statistic, "rstd": statistic}
+    scalars = backward_scalars(_FUNCTION, groups, None, axis, needs=needs)
     like_x = [geometry.result(dtype, x) for dtype in DTYPES.values()]
-
-    def size(dy: OptionalSpec, dx: OptionalSpec) -> int:
-        inputs = backward_inputs(dy, x, weight=weight, bias=bias, mean=statistic, rstd=statistic)
-        return _planned_size(GROUP_BACKWARD, scalars, (*inputs, *GroupNormGrads(dx)))
-
-    return max(starmap(size, product(like_x, like_x if "x" in needs else [None])))
+    return max(
+        _planned_size(
+            GROUP_BACKWARD, scalars, (*backward_inputs(dy, x, **operands), *GroupNormGrads(dx))
+        )
+        for dy, dx in product(like_x, like_x if "x" in needs else [None])
+    )
 
 
 def _planned_size(op: OpDef[Any], scalars: tuple[Any, ...], specs: tuple[Any, ...]) -> int:

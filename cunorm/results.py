@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The results of the operators: named tuples of arrays of the caller's framework.
 
-A field that does not apply to the call is None. `out=` takes the same tuples, with arrays in the
-fields that are to be written in place.
-
-To type checkers, a field is of x's type where a call that leaves `needs` out always has it.
+A field that does not apply to the call is None. `out=` takes these tuples, with arrays in the
+fields that are to be written in place. For type checkers, a field has x's type if every call
+without `needs` has the field.
 """
 
 import sys
@@ -14,17 +13,17 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
-if not TYPE_CHECKING and sys.version_info < (3, 11):  # whose NamedTuple takes no second base
+if not TYPE_CHECKING and sys.version_info < (3, 11):  # NamedTuple takes no second base there
     NamedTuple = SimpleNamespace(__mro_entries__=lambda bases: (typing._NamedTuple,))
 
 
-# A field of T_co is in every result. Its default, which type checkers must ignore, is for `out=`.
+# Every result has the fields of type T_co. Their default is for `out=`; type checkers ignore it.
 
 
 class AddNorm(NamedTuple, Generic[T_co]):
     """The results of the `add_` functions, both of x's shape.
 
-    y has the normalised rows; residual is the new residual stream, x + residual.
+    y has the normalised rows, residual is the new residual stream, x + residual.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -34,10 +33,10 @@ class AddNorm(NamedTuple, Generic[T_co]):
 class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 
-    y has the normalised rows, of x's shape. residual, of the same shape, is the new residual
-    stream, which was normalised; None where no residual, no dtype of it and no array for it was
-    given. mean and rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``,
-    with a last axis of length `groups` if not 1; mean is None without centering.
+    y has the normalised rows. residual is the new residual stream, which was normalised; it is None
+    if no residual, no `residual_dtype` and no array for it was given. Both have x's shape. mean and
+    rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last
+    axis of length `groups` if that is not 1; mean is None without centering.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -49,9 +48,9 @@ class NormForward(NamedTuple, Generic[T_co]):
 class NormGrads(NamedTuple, Generic[T_co]):
     """The results of a row norm's backward: one gradient per operand, or None.
 
-    dx, of the branch x, dgate, even of an expanded gate, and dresidual have x's shape; dweight and
-    dbias have the shape of a row. dgate has the gate's dtype. dresidual, of the residual stream, is
-    the same as dx, in the stream's dtype.
+    dx, dgate (also that of an expanded gate) and dresidual have x's shape; dweight and dbias have
+    the shape of a row. dgate has the gate's dtype. dresidual, the gradient of the residual stream,
+    equals dx in the stream's dtype.
     """
 
     dx: T_co = None  # type: ignore[assignment]
@@ -64,8 +63,8 @@ class NormGrads(NamedTuple, Generic[T_co]):
 class GroupNormForward(NamedTuple, Generic[T_co]):
     """The results of `group_norm_forward`, which the backward needs.
 
-    y has the normalised groups, activated, of x's shape. mean and rstd are the groups' statistics,
-    in the compute type, of shape ``(N, num_groups)``.
+    y has the normalised groups after the activation, in x's shape. mean and rstd are the groups'
+    statistics, in the compute type, of shape ``(N, num_groups)``.
     """
 
     y: T_co = None  # type: ignore[assignment]

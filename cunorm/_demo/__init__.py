@@ -4,6 +4,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from cunorm._backends.cpu.compile import prepare_headers
 from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core.dtypes import DTYPES, numpy_dtype
-from cunorm._demo import inputs
+from cunorm._demo import operators
 from cunorm._demo.device import DemoError, Device, chosen_device
-from cunorm._demo.operators import DIRECTIONS, Operands, Operator, bytes_moved, operators
+from cunorm._demo.operators import Array, Operands, Operator, bytes_moved
 from cunorm._demo.plot import check, draw
 from cunorm.reference.tolerance import worst_error
 
@@ -40,7 +41,8 @@ next: python -m cunorm demo --input FILE.npy  the same on your own rows
       python -m cunorm info                   versions, devices, compilers and caches
       python -m pydoc cunorm.normalize        what the norms take and return"""
 
-Case = tuple[Operator, Operands]  # two rows of the table; operands in host memory
+Case = tuple[Operator, Operands]  # two rows of the table; the operands are in host memory
+Row = tuple[str, Callable[[], Any], int, float]  # its first columns, call, bytes and error
 
 
 def run(
@@ -50,12 +52,13 @@ def run(
     if plot is not None:
         check(plot)
     device = chosen_device(device_name)
-    rows, source = inputs.text() if path is None else inputs.load(path)
+    rows, source = operators.text() if path is None else operators.load(path)
     out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    out.is_interactive &= out.file.isatty()  # also by FORCE_COLOR, which is for colours alone
+    out.is_interactive &= out.file.isatty()  # FORCE_COLOR is for colours alone
     out.print(f"input:  {source}\ndevice: {device.title}")
     cases = list(_cases(rows, is_quick, out))
-    errors = list(_table(cases, device, out))
+    out.print(f"\n{_HEADER}", style="bold")
+    errors = [_timed(row, device, out) for row in _table(cases, device, out)]
     out.print(_LEGEND)
     out.print(_summary(cases, errors, device.has_kernels))
     if plot is not None:
@@ -64,10 +67,10 @@ def run(
     return 1 if any(not error <= 1 for error in errors) else 0
 
 
-def _cases(rows: inputs.Array, is_quick: bool, out: Console) -> Iterator[Case]:
+def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
     """Yield the operators, with operands of each dtype that can hold the input."""
-    for dtype, largest in inputs.LARGEST.items():
-        chosen = operators(rows.shape[-1], dtype, is_quick)
+    for dtype, largest in operators.LARGEST.items():
+        chosen = operators.operators(rows.shape[-1], dtype, is_quick)
         if chosen and not np.abs(rows).max() <= largest:
             out.print(f"{dtype} is left out: the input has values beyond {largest:g}")
             continue
@@ -76,58 +79,52 @@ def _cases(rows: inputs.Array, is_quick: bool, out: Console) -> Iterator[Case]:
         except TypeError:
             out.print(f"{dtype} is left out: pip install ml_dtypes")
             continue
-        operands = inputs.row_operands(rows, storage)
+        operands = operators.row_operands(rows, storage)
         yield from ((operator, operator.operands(operands)) for operator in chosen)
 
 
-def _table(cases: list[Case], device: Device, out: Console) -> Iterator[float]:
-    """Run, check and time the operators, in batches; print rows and yield their errors.
+def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
+    """Yield the rows of all operators; while the caller times one, nothing compiles.
 
-    A batch compiles as it runs on all cores; the first operator does row by row, so that there soon
-    is one. No compiler runs beside what is timed.
+    The first operator is alone, so that its rows are there soon, and the second one compiles beside
+    the system's headers, which make all later compiles faster.
     """
     waiting.is_announced.set()
-    out.print(f"\n{_HEADER}", style="bold")
-    step = 2 * available_cores()
-    for first in (0, *range(1, len(cases), step)):
-        batch = cases[first : first + step if first else 1]
-        if first:
-            calls: list[Callable[[], Any]] = [partial(_run, *case, device) for case in batch]
-            if first == 1 and device.library is np:
-                calls.append(prepare_headers)
-            names = ", ".join(dict.fromkeys(operator.name for operator, _ in batch))
-            with out.status(f"{first} of {len(cases)} norms; compiling {names}"):
-                call_concurrently(calls, waiting.PATIENCE, lambda: None)
-        for case in batch:
-            yield from _both_directions(*case, device, out)
+    yield from _rows(*cases[0], device)
+    for first, end in pairwise((1, *range(2, len(cases), 3 * available_cores()), len(cases))):
+        calls: list[Callable[[], Any]]
+        calls = [partial(list, _rows(*case, device)) for case in cases[first:end]]
+        if first == 1 and device.library is np:
+            calls.append(prepare_headers)
+        names = ", ".join(dict.fromkeys(operator.name for operator, _ in cases[first:end]))
+        with out.status(f"{first} of {len(cases)} norms; compiling {names}"):
+            rows = call_concurrently(calls, waiting.PATIENCE, lambda: None)
+        yield from chain.from_iterable(rows[: end - first])
 
 
-def _run(operator: Operator, host: Operands, device: Device) -> None:
+def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:
+    """Run and check an operator; yield a row of each direction, before the next one compiles."""
     operands = device.placed(host)
-    for call in operator.calls(operands, operator.forward(cunorm, operands)).values():
-        call()
-
-
-def _both_directions(
-    operator: Operator, host: Operands, device: Device, out: Console
-) -> Iterator[float]:
-    """Run, check and time an operator; print and yield the errors of forward and backward."""
-    operands = device.placed(host)
-    saved = operator.forward(cunorm, operands)
-    calls = operator.calls(operands, saved)
-    moved = bytes_moved(operands, saved, operator.options.get("activation"))
+    saved = operator.forward(cunorm, operands)()
+    calls, expected = operator.calls(operands, saved), operator.expected(host)
     shape, dtype = "x".join(map(str, host["x"].shape)), str(host["x"].dtype)
-    for direction, (exact, bounds) in zip(DIRECTIONS, operator.expected(host), strict=True):
-        call = calls[direction]
-        results = [call(), saved] if direction == "forward" else [call()]
-        error = max(worst_error(device.fetched(one), exact, bounds) for one in results)
-        seconds = min(device.seconds(call) for _ in range(REPEATS))
-        time = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
-        speed = f"{moved[direction] / seconds / 1e9:6.1f}"
-        row = f"{operator.label:26} {direction:9} {shape:>10} {dtype:8} {time:>9} {speed} "
-        verdict = (f"{error:.3f}", "green") if error <= 1 else (f"{error:.3f}  WRONG", "red")
-        out.print(Text.assemble(row, verdict))
-        yield error
+    for (direction, call), (exact, bounds) in zip(calls.items(), expected, strict=True):
+        result = call()
+        results = [result, saved] if direction == "forward" else [result]
+        error = max(worst_error(one, exact, bounds) for one in results)
+        text = f"{operator.label:26} {direction:9} {shape:>10} {dtype:8}"
+        yield text, call, bytes_moved(call, result), error
+
+
+def _timed(row: Row, device: Device, out: Console) -> float:
+    """Time the call of a row and print the row; return its error."""
+    text, call, moved, error = row
+    seconds = min(device.seconds(call) for _ in range(REPEATS))
+    time = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+    figures = f"{text} {time:>9} {moved / seconds / 1e9:6.1f} "
+    verdict = (f"{error:.3f}", "green") if error <= 1 else (f"{error:.3f}  WRONG", "red")
+    out.print(Text.assemble(figures, verdict))
+    return error
 
 
 def _summary(cases: list[Case], errors: list[float], has_kernels: bool) -> Text:

@@ -14,7 +14,7 @@ from cunorm import _info
 from cunorm._backends.cpu.compiler import has_compiler, search
 from cunorm._backends.cpu.threads import thread_count
 
-CUDA_CALLS = 20  # timed together, or the GPU would wait for the host
+CUDA_CALLS = 20  # timed together: after a single call the GPU would wait for the host
 
 
 class DemoError(Exception):
@@ -27,17 +27,11 @@ class Device(NamedTuple):
     title: str
     library: Any  # NumPy or CuPy
     has_kernels: bool = True  # else NumPy computes all results
-    wait: Callable[[], object] = lambda: None  # returns when it is idle
+    wait: Callable[[], object] = lambda: None  # returns when the device is idle
     calls: int = 1  # timed together
 
     def placed(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.library.asarray(array) for name, array in operands.items()}
-
-    def fetched(self, result: Any) -> Any:
-        """Copy an array, or the arrays of a named tuple, to host memory."""
-        if isinstance(result, tuple):
-            return type(result)(*map(self.fetched, result))
-        return result.get() if hasattr(result, "get") else result
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Return the time of a call, with the host's part."""
@@ -57,14 +51,14 @@ def chosen_device(name: str | None) -> Device:
 
         runtime = cupy.cuda.runtime
         title = f"cuda, {_info.cuda_name(runtime.getDevice())}"
-        return Device(title, cupy, True, runtime.deviceSynchronize, CUDA_CALLS)
+        return Device(title, cupy, wait=runtime.deviceSynchronize, calls=CUDA_CALLS)
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the title says the same
-            has_kernels, cxx_problem = has_compiler(), search()[1]
-    except ValueError as error:  # of CXX
+            has_kernels, cxx_problem = has_compiler(), search().cxx_problem
+    except ValueError as error:  # CXX is no command
         raise DemoError(str(error)) from error
     threads = f"{thread_count()} thread{'s' if thread_count() > 1 else ''}"
     runs = threads if has_kernels else "NumPy's loops as there is no C++ compiler"
@@ -73,12 +67,8 @@ def chosen_device(name: str | None) -> Device:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep and reuse freed memory, for as long as the process lives; else return False.
-
-    Otherwise a large result costs page faults in each call, more or fewer by who allocates it.
-    """
+    """Make glibc reuse freed memory, so that calls cause no page faults; return whether it does."""
+    trim_threshold, mmap_max = (-1, 2**31 - 1), (-4, 0)  # parameters of mallopt and their values
     if platform.libc_ver()[0] != "glibc":
         return False
-    trim_threshold, mmap_max = -1, -4
-    libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(trim_threshold, 2**31 - 1) and libc.mallopt(mmap_max, 0))
+    return all(ctypes.CDLL(None).mallopt(*option) for option in (trim_threshold, mmap_max))

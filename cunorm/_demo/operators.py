@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: MIT
-"""The operators of the demo: their operands, their calls, and the bytes that these move."""
+"""The operators of the demo: their input, their calls, and the bytes that the calls move."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import pydoc
+from collections.abc import Iterator, Mapping
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 import cunorm
 from cunorm import reference
+from cunorm._demo.device import DemoError
 from cunorm._row_norm.spec import MODELS
-from cunorm.reference.tolerance import tolerance_of
+from cunorm.reference.tolerance import Tolerance
 
+Array = NDArray[Any]
 Operands = Mapping[str, Any]
-
 DIRECTIONS = ("forward", "backward")
 INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
-_SAMPLES, _GROUPS = 16, 32  # of a group norm, at most
-_MEAN = "1e4"  # is added to the x of one
-# What the table shows of a dtype, in full and with --quick, if not all: there is much to compile.
+# The largest input of each dtype with which no sum of x * dy * weight overflows.
+LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
+_MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
+_LARGEST_GATE = 4.0
+_MEAN = "1e4"  # the mean that one operator's x has
+# The operators of the full table and of the quick one; a dtype that is not listed has all.
 _SHOWN = {
     ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
     ("bfloat16", True): ("rms_norm",),
@@ -29,6 +36,52 @@ _SHOWN = {
     ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
     ("float16", False): ("rms_norm", "group_norm, silu"),
 }
+
+
+def load(path: Path) -> tuple[Array, str]:
+    """Read the rows of a .npy file as a float32 or float64 matrix, and describe them."""
+    try:
+        with path.open("rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DemoError(f"{path} cannot be read as a .npy file: {error}") from error
+    what = f"{path} has an array of shape {array.shape} and dtype {array.dtype}"
+    if array.dtype.kind != "f" or array.ndim == 0 or array.size == 0:
+        hint = "; if it is bfloat16, save it as float32" if array.dtype.str[1:] == "V2" else ""
+        raise DemoError(f"{what}, expected floats in rows along the last axis{hint}")
+    rows = array.reshape(-1, array.shape[-1])[: max(1, _MAX_ELEMENTS // array.shape[-1])]
+    largest, most = float(np.abs(rows).max()), LARGEST["float32"]
+    if not largest <= most:
+        what += f" with a largest magnitude of {largest}"
+        raise DemoError(f"{what}, expected finite values of at most {most:g}")
+    rows = np.ascontiguousarray(rows, np.float32 if rows.dtype.itemsize < 8 else np.float64)
+    return rows, f"{path}, {rows.shape[0]} rows of {rows.shape[1]}"
+
+
+def text(count: int = 2048) -> tuple[Array, str]:
+    """Return the rows of the first bytes of a text that comes with Python."""
+    path = Path(pydoc.__file__)
+    codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.intp)
+    pairs = 256 * codes[:-1] + codes[1:]
+    bigrams = np.log1p(np.bincount(pairs, minlength=256 * 256)).reshape(256, 256)
+    source = f"Python's {path.name}, its first {count} bytes, each as a row of 256 numbers:\n"
+    source += "        how often each byte follows it in the file, as log(1 + count)"
+    return bigrams[codes[:count]].astype(np.float32), source
+
+
+def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
+    """Return the operands of a row norm: the rows and their neighbours, float32 parameters."""
+    x, mean_row = reference.round_to(rows, dtype), rows.mean(axis=0, dtype=np.float64)
+    gate_scale = min(1.0, _LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
+    return {
+        "x": x,
+        "residual": np.roll(x, 1, axis=0),
+        "gate": reference.round_to(gate_scale * np.roll(rows, 2, axis=0), dtype),
+        "dy": np.roll(x, -1, axis=0),
+        "d_residual": np.roll(x, -2, axis=0),
+        "weight": (1.0 + mean_row).astype(np.float32),  # it has no zeros
+        "bias": mean_row.astype(np.float32),
+    }
 
 
 class Operator:
@@ -41,73 +94,67 @@ class Operator:
         self.eps: float = signature(getattr(cunorm, self.name)).parameters["eps"].default
 
     def operands(self, rows: Operands) -> dict[str, Any]:
-        """Return its operands, in host memory."""
-        names = {"x", "dy"} | signature(getattr(cunorm, self.base)).parameters.keys()
-        names |= {"residual", "d_residual"} if self.name.startswith("add_") else set()
+        names = {"dy", *signature(getattr(cunorm, self.name)).parameters}
+        names |= {"d_residual"} if "residual" in names else set()
         names -= {"gate"} if "gate_position" not in self.options else set()
         operands = {name: array for name, array in rows.items() if name in names}
-        if self.base == "group_norm":  # the rows are positions of samples
+        if self.base == "group_norm":  # the rows are the positions of at most 16 samples
             count, width = rows["x"].shape
             for name in ("x", "dy"):
-                samples = rows[name].reshape(math.gcd(count, _SAMPLES), -1, width)
+                samples = rows[name].reshape(math.gcd(count, 16), -1, width)
                 samples = np.moveaxis(samples, -1, self.options["channel_axis"])
                 operands[name] = np.ascontiguousarray(samples)
-        if self.label.endswith(_MEAN):  # which tells deviations from this mean apart
+        if self.label.endswith(_MEAN):  # the deviations from this mean are its last digits
             operands["x"] = operands["x"] + operands["x"].dtype.type(_MEAN)
         return operands
 
-    def forward(self, module: ModuleType, operands: Operands, name: str = "") -> Any:
-        """Call the forward for training, or another by its name, of cunorm or of its reference."""
-        name, options = name or f"{self.base}_forward", dict(self.options)
+    def forward(self, module: ModuleType, operands: Operands, name: str = "") -> partial[Any]:
+        """Return the forward for training, or a function by its name, with its arguments."""
+        name, arguments = name or f"{self.base}_forward", dict(self.options)
         if name == "instance_norm":
-            del options["num_groups"]
-        if module is cunorm:  # y has x's dtype, also where a float32 parameter would widen it
-            options["dtype"] = str(operands["x"].dtype)
-        inputs = {name: operands[name] for name in INPUTS if name in operands}
-        return getattr(module, name)(**inputs, **options)
+            del arguments["num_groups"]
+        if module is cunorm:  # y has x's dtype, although a float32 parameter would widen it
+            arguments["dtype"] = str(operands["x"].dtype)
+        arguments |= {name: operands[name] for name in INPUTS if name in operands}
+        return partial(getattr(module, name), **arguments)
 
-    def backward(self, module: ModuleType, operands: Operands, saved: Any) -> Any:
-        """Call the backward, of cunorm or of its reference, on a forward's result."""
-        arrays = {name: array for name, array in operands.items() if name != "residual"}
-        arrays |= {"x": saved.residual} if "residual" in operands else {}
-        arrays |= {} if saved.mean is None else {"mean": saved.mean}
-        call = getattr(module, f"{self.base}_backward")
-        return call(**arrays, rstd=saved.rstd, **self.options)
+    def backward(self, module: ModuleType, operands: Operands, saved: Any) -> partial[Any]:
+        """Return the backward with its arguments, given the result of a forward."""
+        arguments = {**operands, **self.options, "rstd": saved.rstd}
+        if arguments.pop("residual", None) is not None:
+            arguments["x"] = saved.residual
+        if saved.mean is not None:
+            arguments["mean"] = saved.mean
+        return partial(getattr(module, f"{self.base}_backward"), **arguments)
 
-    def calls(self, operands: Operands, saved: Any) -> dict[str, Callable[[], Any]]:
+    def calls(self, operands: Operands, saved: Any) -> dict[str, partial[Any]]:
         """Return the calls of the function itself and of its backward."""
-        forward = partial(self.forward, cunorm, operands, self.name)
-        return {"forward": forward, "backward": partial(self.backward, cunorm, operands, saved)}
+        forward = self.forward(cunorm, operands, self.name)
+        return {"forward": forward, "backward": self.backward(cunorm, operands, saved)}
 
     def expected(self, operands: Operands) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the exact results of each direction, and how far off a kernel's may be."""
-        exact, options, eps = self.forward(reference, operands), self.options, self.eps
-        if self.base == "l2_norm":  # whose eps is added to the sum of squares
+        """Yield the exact results of each direction and the errors that kernels may make."""
+        exact, options, eps = self.forward(reference, operands)(), self.options, self.eps
+        if self.base == "l2_norm":  # its eps is added to the sum of squares
             options, eps = {"c": 1.0}, eps / operands["x"].shape[-1]
-        tolerance = tolerance_of(operands, options, eps, exact)
+        tolerance = Tolerance(operands, options, eps, exact)
         yield exact, tolerance.forward()
         errors = tolerance.backward(operands["dy"], operands.get("d_residual"))
-        yield self.backward(reference, operands, exact), errors
+        yield self.backward(reference, operands, exact)(), errors
 
 
-def bytes_moved(operands: Operands, saved: Any, activation: str | None) -> dict[str, int]:
-    """Return the bytes that a norm's function itself and its backward must read and write.
-
-    A result is as large as an operand: y and dx as x, the residual streams and other gradients as
-    their operands.
-    """
-    arrays = {**operands, "mean": saved.mean, "rstd": saved.rstd}
-    sizes = {name: int(array.nbytes) for name, array in arrays.items() if array is not None}
-    read = sizes.keys() - ({"residual"} if activation else {"residual", "bias"})
-    forward, backward = [*INPUTS, "x", "residual"], [*read, "x", "weight", "bias", "gate"]
-    counted = (sum(sizes.get(name, 0) for name in names) for names in (forward, backward))
-    return dict(zip(DIRECTIONS, counted, strict=True))
+def bytes_moved(call: partial[Any], result: Any) -> int:
+    """Return the bytes that a call must read and write: of its arguments and its results."""
+    taken, results = dict(call.keywords), result if isinstance(result, tuple) else (result,)
+    if "dy" in taken and not taken.get("activation"):
+        taken.pop("bias", None)  # a backward only has it to know that dbias is wanted
+    return sum({id(one): getattr(one, "nbytes", 0) for one in (*taken.values(), *results)}.values())
 
 
 def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> list[Operator]:
     """Return the norms that the table shows for rows of a width and a dtype."""
     scaled, plain = {"center": True, "c": 1.0}, ("rms_norm", "layer_norm", "l2_norm")
-    silu = {"num_groups": math.gcd(width, _GROUPS), "activation": "silu", "channel_axis": -1}
+    silu = {"num_groups": math.gcd(width, 32), "activation": "silu", "channel_axis": -1}
     forms: dict[str, dict[str, Any]] = {
         **{name: {} for name in (*plain, "add_rms_norm", "add_layer_norm")},
         **dict.fromkeys(("normalize", "add_normalize"), scaled),

@@ -3,7 +3,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,16 @@ from rich.console import Console
 import cunorm
 from cunorm._demo.device import DemoError, Device, keep_freed_memory
 from cunorm._demo.operators import DIRECTIONS, INPUTS, Operands, Operator, bytes_moved, operators
-from cunorm.results import AddNorm, NormGrads
-
-Calls = dict[str, Callable[[], Any]]
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
-_PRINTED = len(SIZES) // 2  # of these
+_PRINTED = len(SIZES) // 2  # the index of the size whose speeds are printed
 _WIDTH = 1024
-_LEAST, _MOST, _SECONDS = 5, 101, 0.15  # rounds at a point, and for how long there are more
+_LEAST, _SECONDS = 5, 0.15  # rounds of calls at a point, and seconds that they take, at least
 
 
 def check(path: Path) -> None:
-    """Raise DemoError if no plot can be drawn to a path: draw an empty one."""
+    """Draw an empty plot, so that an error comes before the work."""
     try:
         from matplotlib.figure import Figure
 
@@ -64,75 +61,71 @@ def draw(path: Path, device: Device, out: Console) -> None:
 
 
 def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, list[float]]:
-    """Return the speeds of all over SIZES, in GB/s."""
+    """Return the speeds of each library over SIZES, in GB/s.
+
+    They follow from the medians of calls that are made in turn, each after an untimed one.
+    """
     speeds: dict[str, list[float]] = {}
     for size in SIZES:
-        operands = device.placed(_operands(operator, size // (4 * _WIDTH)))
-        moved = bytes_moved(operands, operator.forward(cunorm, operands), None)[direction]
-        for who, seconds in _medians(calls(operator, direction, operands, device), device).items():
-            speeds.setdefault(who, []).append(moved / seconds / 1e9)
+        operands = device.placed(operands_of(operator, size // (4 * _WIDTH)))
+        made = calls(operator, direction, operands, device)
+        times: dict[str, list[float]] = {who: [] for who in made}
+        moved, end = bytes_moved(made["cunorm"], made["cunorm"]()), time.perf_counter() + _SECONDS
+        while len(times["cunorm"]) < _LEAST or time.perf_counter() < end:
+            for who, call in made.items():
+                call()
+                times[who].append(device.seconds(call))
+        for who, seconds in times.items():
+            speeds.setdefault(who, []).append(moved / statistics.median(seconds) / 1e9)
     return speeds
 
 
-def _operands(operator: Operator, rows: int) -> dict[str, Any]:
+def operands_of(operator: Operator, rows: int) -> dict[str, Any]:
+    """Draw the operands of an operator."""
     x = np.random.default_rng(0).standard_normal((rows, _WIDTH), dtype=np.float32)
     like_x = {name: x.copy() for name in ("residual", "dy", "d_residual")}
     return operator.operands({"x": x, **like_x, **dict.fromkeys(("weight", "bias"), 1 + x[0] / 8)})
 
 
-def _medians(calls: Calls, device: Device) -> dict[str, float]:
-    """Return the median times of calls that are made in turn, each after one untimed."""
-    times: dict[str, list[float]] = {who: [] for who in calls}
-    end = time.perf_counter() + _SECONDS
-    for number in range(_MOST):
-        if number >= _LEAST and time.perf_counter() > end:
-            break
-        for who, call in calls.items():
-            call()  # the first compiles
-            times[who].append(device.seconds(call))
-    return {who: statistics.median(of_call) for who, of_call in times.items()}
+def calls(operator: Operator, direction: str, operands: Operands, device: Device) -> dict[str, Any]:
+    """Return the calls of cunorm, of a plain formula and, if installed, of PyTorch."""
+    saved, on_cpu = operator.forward(cunorm, operands)(), device.library is np
+    found = {"cunorm": operator.calls(operands, saved)}
+    found["NumPy" if on_cpu else "CuPy"] = _plain_calls(operator, operands, saved)
+    with suppress(ImportError):
+        import torch  # after a call of cunorm, so that OpenMP threads of both wait for a short time
+
+        if on_cpu or torch.cuda.is_available():
+            found["PyTorch"] = _torch_calls(torch, operator, operands)
+    return {who: of_who[direction] for who, of_who in found.items()}
 
 
-def calls(operator: Operator, direction: str, operands: Operands, device: Device) -> Calls:
-    """Return the calls of cunorm, of a plain formula and, where it is, of PyTorch."""
-    saved, on_cpu = operator.forward(cunorm, operands), device.library is np
-    ours, plain = operator.calls(operands, saved), _plain_calls(operator, operands, saved)
-    found = {"cunorm": ours[direction], "NumPy" if on_cpu else "CuPy": plain[direction]}
-    try:  # after a call of cunorm, so that OpenMP threads of both wait for a short time
-        import torch
-    except ImportError:
-        return found
-    if on_cpu or torch.cuda.is_available():
-        found["PyTorch"] = _torch_calls(torch, operator, operands)[direction]
-    return found
-
-
-def _plain_calls(operator: Operator, a: Operands, saved: Any) -> Calls:
-    """Return a norm and its gradients as one writes them in NumPy or CuPy."""
-    is_centred, is_added = saved.mean is not None, "residual" in a
+def _plain_calls(operator: Operator, a: Operands, saved: Any) -> dict[str, Any]:
+    """Return a norm and its gradients as users write them in NumPy or CuPy."""
+    is_centred, is_added = "bias" in a, "residual" in a
 
     def mean_of(x: Any) -> Any:
         return x.mean(axis=-1, keepdims=True)
 
-    def forward() -> Any:
+    def forward() -> list[Any]:
         x = stream = a["x"] + a["residual"] if is_added else a["x"]
         x = x - mean_of(x) if is_centred else x
         y = x / (mean_of(x * x) + operator.eps) ** 0.5 * a["weight"]
-        return AddNorm(y + a["bias"] if is_centred else y, stream if is_added else None)
+        return [y + a["bias"] if is_centred else y, *[stream] * is_added]
 
-    def backward() -> Any:
-        x, dy = saved.residual if is_added else a["x"], a["dy"]
-        n = (x - saved.mean[:, None] if is_centred else x) * saved.rstd[:, None]
-        g = dy * a["weight"]
+    def backward() -> list[Any]:
+        x, dy, rstd = saved.residual if is_added else a["x"], a["dy"], saved.rstd[:, None]
+        n, g = (x - saved.mean[:, None] if is_centred else x) * rstd, dy * a["weight"]
         dx = g - n * mean_of(g * n)
-        dx = (dx - mean_of(g) if is_centred else dx) * saved.rstd[:, None]
+        dx = (dx - mean_of(g) if is_centred else dx) * rstd
         dx = dx + a["d_residual"] if is_added else dx
-        return NormGrads(dx, (dy * n).sum(axis=0), dy.sum(axis=0) if is_centred else None)
+        sums = [(dy * n).sum(axis=0), dy.sum(axis=0)]
+        return [dx, *[dx] * is_added, *sums[: 1 + is_centred]]
 
     return {"forward": forward, "backward": backward}
 
 
-def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> Calls:
+def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> dict[str, Any]:
     """Return calls of torch.nn.functional and of autograd."""
     tensors = {name: torch.as_tensor(array) for name, array in operands.items()}
     leaves = {name: tensors[name].clone().requires_grad_() for name in INPUTS if name in tensors}
@@ -140,8 +133,7 @@ def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> Calls:
 
     def forward(given: Operands = tensors) -> list[Any]:
         x = given["x"] + given["residual"] if "residual" in given else given["x"]
-        parameters = [given[name] for name in ("weight", "bias") if name in given]
-        y = norm(x, x.shape[-1:], *parameters)
+        y = norm(x, x.shape[-1:], *(given[name] for name in ("weight", "bias") if name in given))
         return [y, x] if "residual" in given else [y]
 
     upstream = [tensors[name] for name in ("dy", "d_residual") if name in tensors]

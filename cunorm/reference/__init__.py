@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The operators in float64 NumPy, formula by formula: the oracle for the kernels.
 
-It shares no code with the kernels. It also serves arrays on a CPU where there is no C++ compiler,
-so each function takes the arguments of the public one of its name, unchecked: NumPy arrays of
+The oracle shares no code with the kernels, and also serves arrays on a CPU without a C++ compiler.
+Each function takes the arguments of the public function of its name, unchecked: NumPy arrays of
 float16, bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of rows or
-samples. No input is modified, and no result is a view of one.
+samples. No input is modified, and no result is a view of an input.
 
 Everything is computed and returned in float64, with two exceptions. The new residual stream
-``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` where there is no
-residual, and has that dtype; the norm reads the rounded values. The sum before that rounding is
-float64 if x or residual is, else float32. And the normalised rows can be rounded to x's dtype
-before weight. `cunorm.reference.tolerance` has the largest errors of float32 kernels.
+``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` without a residual,
+and the norm reads the rounded values; the sum before that rounding is float64 if x or residual is,
+else float32. The normalised rows can be rounded to x's dtype before the product with weight.
+`cunorm.reference.tolerance` has the largest errors of float32 kernels.
 """
 
 from cunorm.reference.generic import normalize_backward, normalize_forward

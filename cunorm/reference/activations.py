@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The activations and their derivatives, in float64.
 
-Each is written so that nothing cancels: sigmoid from exp(-abs(z)), the normal distribution from
-erfc, the derivative of tanh as sech**2. So the tails are accurate, except for the rounding of an
+The formulas avoid cancellation: sigmoid uses exp(-abs(z)), the normal distribution uses erfc, and
+the derivative of tanh is sech**2. The tails are therefore accurate, except for the rounding of an
 exponential's argument. NaN gives NaN.
 
-At an infinity a derivative is its limit, 0 or 1. A value is its limit at +infinity; at -infinity
-sigmoid, tanh and relu are 0, -1 and 0, but silu, gelu and gelu_tanh, a product of z and a factor
-that vanishes, are NaN.
+At an infinity a derivative is its limit, 0 or 1, and at +infinity a value is its limit. At
+-infinity sigmoid, tanh and relu are 0, -1 and 0, but silu, gelu and gelu_tanh are NaN, because they
+are products of z and a factor that vanishes.
 """
 
 import math
@@ -67,8 +67,8 @@ def _twice_u_slope(z: Float64) -> Float64:
     return _TWICE_U * (1.0 + 3.0 * _CUBIC * z * z)
 
 
-# The summand T of the derivative that has an exponential, and z * a'(z) of that one's argument a;
-# the others have none.
+# For each activation with an exponential of some a(z): the summand T of its derivative that has the
+# exponential, and z * a'(z).
 TAILS: dict[str, tuple[Elementwise, Elementwise]] = {
     "sigmoid": (_sigmoid_slope, np.positive),
     "silu": (lambda z: z * _sigmoid_slope(z), np.positive),
@@ -87,7 +87,7 @@ def _product(name: str, factor: Elementwise) -> Activation:
     tail, _ = TAILS[name]
 
     def slope(z: Float64) -> Float64:
-        z = np.clip(z, -1000.0, 1000.0)  # beyond, each exponential is 0; products stay finite
+        z = np.clip(z, -1000.0, 1000.0)  # exponentials are 0 there, and products stay finite
         return factor(z) + tail(z)
 
     return Activation(lambda z: z * factor(z), slope)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The generic row norm, forward and backward; the named norms are cases of it.
+"""The generic row norm, forward and backward, of which the named norms are cases.
 
-The formulas, their source and the names are those of `cunorm.normalize_forward` and
-`cunorm.normalize_backward`; with groups, a row is a group's slice.
+`cunorm.normalize_forward` and `cunorm.normalize_backward` have the formulas, their source and the
+names. With groups, a row here is one group of a row there.
 """
 
 from __future__ import annotations  # help() has the names of the aliases
@@ -63,8 +63,8 @@ def normalize_forward(
 ) -> NormForward[Array]:
     """Normalise each row, and return what the backward needs.
 
-    With round_before_weight, k * r is rounded to x's dtype, with or without a weight. Groups need
-    axis -1. y, mean and rstd are float64; residual is None without residual and residual_dtype.
+    round_before_weight rounds k * r to x's dtype, also without a weight. Groups need axis -1. y,
+    mean and rstd are float64; residual is None without residual and residual_dtype.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -115,10 +115,10 @@ def normalize_backward(
 ) -> NormGrads[Array]:
     """Differentiate `normalize_forward`; exact with eps, which rstd contains.
 
-    x is the array that was normalised: the forward's residual where there is one, in which case
-    x_dtype is the dtype of the forward's x. round_before_weight rounds k * r to that dtype, by
-    default x's: dweight and n have the rounded value, and dr is as without rounding. The mean may
-    be rounded, as x gives the correction. An operand in `needs` that is absent gives None.
+    x is the array that was normalised: the forward's residual if there is one; x_dtype is then the
+    dtype of the forward's x. round_before_weight rounds k * r to x_dtype, by default x's dtype:
+    dweight and n have the rounded value, and dr is as without rounding. The mean may be rounded,
+    because x gives the correction. An absent operand in `needs` gives None.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -165,7 +165,7 @@ def normalize_backward(
 def _gate_factors(
     gate: Array | None, activation: str, position: str, axis: int, groups: int
 ) -> tuple[Float64 | float, Float64 | float]:
-    """Return by what rows are multiplied before the norm and after it."""
+    """Return the factors of rows before the norm and after it."""
     if gate is None:
         return 1.0, 1.0
     g = ACTIVATIONS[activation].value(rows.as_rows(gate, axis, groups))

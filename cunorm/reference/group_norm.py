@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The group norm, forward and backward, and the instance norm, which has one channel per group.
 
-The formulas, their source and the names are those of `cunorm.group_norm_forward` and
-`cunorm.group_norm_backward`. x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R
-positions. The sums of the backward are taken about the mean, so that a mean far from 0 loses no
-digits.
+`cunorm.group_norm_forward` and `cunorm.group_norm_backward` have the formulas, their source and the
+names. x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R positions. The sums of
+the backward are taken about the mean, so that a mean far from 0 loses no digits.
 """
 
 from __future__ import annotations  # help() has the names of the aliases
@@ -71,8 +70,7 @@ def group_norm_backward(
 ) -> GroupNormGrads[Array]:
     """Differentiate `group_norm_forward`; exact with eps, which rstd contains.
 
-    The mean may be rounded, as x gives the correction. An operand in `needs` that is absent gives
-    None.
+    The mean may be rounded, as x gives the correction. An absent operand in `needs` gives None.
 
     >>> import numpy as np
     >>> from cunorm import reference

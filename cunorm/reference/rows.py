@@ -17,8 +17,8 @@ Float64 = NDArray[np.float64]
 def round_to(values: Array, dtype: DTypeLike) -> Array:
     """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
 
-    `astype` does so except from float64 to bfloat16, where `ml_dtypes` rounds to float32 first.
-    Here that first step rounds to odd, so that the second one rounds as if it were alone.
+    `astype` does so, except that `ml_dtypes` rounds float64 to float32 and then to bfloat16. Here
+    the first of these steps rounds to odd, so that the second one rounds as if it were alone.
     """
     dtype = np.dtype(dtype)
     if dtype.name != "bfloat16" or values.dtype != np.float64:
@@ -41,7 +41,7 @@ def residual_stream(
 
 
 def as_rows(x: Array, axis: int, groups: int) -> Float64:
-    """Copy x to [rows, groups, d], contiguous so that NumPy sums the last axis pairwise."""
+    """Copy x to a contiguous [rows, groups, d], of which NumPy sums the last axis pairwise."""
     d = math.prod(x.shape[axis:]) // groups
     return x.astype(np.float64, order="C").reshape(-1, groups, d)
 
@@ -57,14 +57,14 @@ def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of p - mean; return it, and the rows less it."""
+    """Correct a rounded mean by the mean of p - mean; return the mean, and the rows less it."""
     t = p - mean
     correction = t.mean(axis=-1, keepdims=True)
     return mean + correction, t - correction
 
 
 def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
-    """Sum over the rows; transposed, as NumPy sums pairwise along a contiguous axis only."""
+    """Sum over the rows, transposed, because NumPy sums pairwise along a contiguous axis only."""
     columns = np.ascontiguousarray(np.moveaxis(terms, 0, -1))
     return np.asarray(columns.sum(axis=-1)).reshape(shape)
 

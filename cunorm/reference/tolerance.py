@@ -5,21 +5,21 @@ It holds for finite operands of 32 bits or less whose squares do not overflow. T
 of `normalize_backward`, with u = 2**-24; a row of a group norm is a group of a sample. Rows of more
 than 16384 elements have twice these ulps:
 
-- n is within 4 ulp of the largest term of its row, rstd within 8 u of itself, the mean within one
-  ulp of itself and 4 u of the deviation.
+- n is within 4 ulp of the largest term of its row, rstd is within 8 u of itself, and the mean is
+  within one ulp of itself and 4 u of the deviation.
 - dx is within 8 ulp of the largest term of its row: rstd * dr, rstd * r * mean(r * dr),
-  rstd * mean(dr) or d_residual. These may cancel, so dx itself is no measure.
-- dweight and dbias are within 8 u of the sum of their summands' magnitudes. Under center, the
+  rstd * mean(dr) or d_residual. The terms may cancel, so dx itself is no measure.
+- dweight and dbias are within 8 u of the sum of their summands' magnitudes. With center, the
   rounding of the mean's correction moves r by a quarter of that.
 
 Other errors are propagated to first order, each at its largest:
 
-- An activation is within 4 ulp, its derivative within 8 u of its summands, and 3 u for products
-  with them. The rounding of an exponential's argument moves the summand that has it.
+- An activation is within 4 ulp, its derivative within 8 u of its summands; products with them add
+  3 u. The rounding of an exponential's argument moves the summand that has it.
 - A group norm's backward uses the derivative before the rounding of the mean is corrected.
-- k * r that is rounded before weight may fall on the other side of a tie.
-- Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero: every input,
-  sum and product may be off by it.
+- k * r may be rounded to the other side of a tie before the product with weight.
+- Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero, so every
+  input, sum and product may be off by it.
 """
 
 import math
@@ -30,7 +30,6 @@ from operator import add
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cunorm.reference.activations import ACTIVATIONS, GATE, TAILS
 from cunorm.reference.rows import Array, round_to
@@ -52,6 +51,8 @@ class Number:
         return Number(self.value + other.value, self.error + other.error + LOST)
 
     def __mul__(self, other: "Number") -> "Number":
+        if other is ONE:
+            return self
         error = abs(self.value) * other.error + self.error * abs(other.value)
         return Number(self.value * other.value, error + LOST)
 
@@ -60,60 +61,57 @@ class Number:
 
     def mean(self) -> "Number":
         """Return the mean of each row."""
-        return Number(_mean(self.value), _mean(self.error))
+        return Number(_mean(self.value), _mean(np.broadcast_to(self.error, self.value.shape)))
 
 
-_ONE = Number(np.ones((1,) * 5), 0.0)
+ONE = Number(1.0, 0.0)
 
 
 class Tolerance:
     """The exact rows of a norm, and the largest errors of its float32 results."""
 
     def __init__(
-        self,
-        x: Array,
-        weight: Array | None = None,
-        bias: Array | None = None,
-        *,
-        shape: tuple[int, ...],
-        eps: float,
-        c: float | None = None,
-        center: bool = False,
-        weight_offset: float = 0.0,
-        rounded_to: DTypeLike | None = None,
-        gate: Array | None = None,
-        gate_activation: str = GATE,
-        gate_position: str = "post",
-        activation: str | None = None,
+        self, operands: Mapping[str, Any], options: Mapping[str, Any], eps: float, exact: Any
     ) -> None:
-        """Take the options of `normalize_forward`, or those of a group norm with center.
+        """Take a call, and the exact results of its forward for training.
 
-        x, or the new residual stream where there is one, is reshaped to `shape`: (samples,
-        positions before the channels, groups, channels of a group, positions after). A row norm
-        has a sample for each row, and no positions. k * r is rounded to `rounded_to`.
+        The options are those that the forward and the backward take, c and eps those of
+        `normalize`.
         """
-        self.shape, self.center, self.activation = shape, center, activation
+        x = exact.residual if "residual" in operands else operands["x"]
+        axis = options.get("channel_axis", -1)
+        groups = options.get("groups", options.get("num_groups", 1))
+        # Samples, positions before the channels, groups, channels of a group, positions after
+        # them. A row norm has a sample for each row.
+        before, after = (1, -1) if axis == 1 else (-1, 1)
+        self.shape = (len(x), before, groups, x.shape[axis] // groups, after)
+        self.center, self.activation = exact.mean is not None, options.get("activation")
         self.s = self._rows(x)
-        d = math.prod(self.s.value.shape[axis] for axis in _ROW)
-        self.k = Number(1.0 if c is None else c / math.sqrt(d), 0.0)
+        d, c = math.prod(self.s.value.shape[axis] for axis in _ROW), options.get("c")
+        self.k = ONE if c is None else Number(c / math.sqrt(d), 0.0)
         self.many = 2 if d > 16384 else 1
-        self.before = self.after = _ONE
-        self.slope, self.is_pre_gate = None, gate is not None and gate_position == "pre"
+        self.before = self.after = ONE
+        gate, self.slope, self.is_pre_gate = operands.get("gate"), None, False
         if gate is not None:
-            g, self.slope = (_apply(gate_activation, order, self._rows(gate)) for order in (0, 1))
-            self.before, self.after = (g, _ONE) if self.is_pre_gate else (_ONE, g)
+            name = options.get("gate_activation", GATE)
+            g, self.slope = (_apply(name, order, self._rows(gate)) for order in (0, 1))
+            self.is_pre_gate = options.get("gate_position") == "pre"
+            self.before, self.after = (g, ONE) if self.is_pre_gate else (ONE, g)
 
         p = self.s * self.before
-        q = p + -p.mean() if center else p
+        q = p + -p.mean() if self.center else p
         rstd = 1 / np.sqrt(_mean(q.value**2) + eps)
         self.rstd = Number(rstd, rstd**3 * _mean(abs(q.value) * q.error))
         self.mean = p.mean().value
         self.mean_error = p.mean().error + ulp(self.mean) + 4 * self.many * U / rstd
         self.r = q * self.rstd
-        self.kr = self._rounded(self.r * self.k, rounded_to)
-        self.w = _ONE if weight is None else self._parameter(weight, weight_offset)
+        self.kr = self.r * self.k
+        if options.get("round_before_weight"):
+            self.kr = self._rounded(self.kr, operands["x"].dtype)
+        weight, bias = (self._parameter(operands.get(name)) for name in ("weight", "bias"))
+        self.w = ONE if weight is None else Number(weight + options.get("weight_offset", 0.0))
         product = self.kr * self.w
-        n = product if bias is None else product + self._parameter(bias)
+        n = product if bias is None else product + Number(bias)
         self.n = n + self._ulps(4, n, product)
 
     def forward(self) -> dict[str, Array]:
@@ -149,13 +147,13 @@ class Tolerance:
         errors["dx"] = errors["dresidual"] = ds.error
         return errors if self.slope is None else errors | {"dgate": (self.slope * dgate).error}
 
-    def _rounded(self, kr: Number, dtype: DTypeLike | None) -> Number:
+    def _rounded(self, kr: Number, dtype: Any) -> Number:
         """Round k * r to a dtype, and to both sides of a tie that is within its error."""
-        if dtype is None or np.dtype(dtype).itemsize >= 4:
+        if dtype.itemsize >= 4:
             return kr
         error = kr.error + self._ulps(4, kr).error
-        ends = (round_to(kr.value + i * error, dtype).astype(np.float64) for i in (-1, 0, 1))
-        low, exact, high = ends
+        ends = (round_to(kr.value + i * error, dtype) for i in (-1, 0, 1))
+        low, exact, high = (end.astype(np.float64) for end in ends)
         return Number(exact, np.maximum(exact - low, high - exact) + LOST)
 
     def _ulps(self, count: int, *terms: Number) -> Number:
@@ -166,8 +164,8 @@ class Tolerance:
     def _rows(self, x: Array) -> Number:
         return Number(x.astype(np.float64).reshape(self.shape))
 
-    def _parameter(self, parameter: Array, offset: float = 0.0) -> Number:
-        return Number(parameter.astype(np.float64).reshape(*self.shape[2:4], 1) + offset)
+    def _parameter(self, array: Array | None) -> Array | None:
+        return None if array is None else array.astype(np.float64).reshape(*self.shape[2:4], 1)
 
 
 def bound(exact: Array, error: Array, dtype: str) -> Array:
@@ -180,29 +178,11 @@ def bound(exact: Array, error: Array, dtype: str) -> Array:
     return np.asarray(error + (0.5 * ulp(abs(exact) + error, dtype) if is_rounded else 0.0))
 
 
-def tolerance_of(
-    operands: Mapping[str, Any], options: Mapping[str, Any], eps: float, exact: Any
-) -> Tolerance:
-    """Return the tolerance of a call, given the exact results of its forward for training.
-
-    The options are those that the forward and the backward take, c and eps those of `normalize`.
-    """
-    x = operands["x"] if "residual" not in operands else exact.residual
-    parts = {"center": exact.mean is not None, **options}
-    groups = parts.pop("groups", parts.pop("num_groups", 1))
-    axis = parts.pop("channel_axis", -1)
-    d = x.shape[axis] // groups
-    if parts.pop("round_before_weight", False):
-        parts["rounded_to"] = operands["x"].dtype
-    parts |= {name: operands.get(name) for name in ("weight", "bias", "gate")}
-    shape = (len(x), 1, groups, d, -1) if axis == 1 else (len(x), -1, groups, d, 1)
-    return Tolerance(x, shape=shape, eps=eps, **parts)
-
-
 def worst_error(result: Any, exact: Any, errors: Mapping[str, Array]) -> float:
     """Return the largest error of a result, y or a named tuple, in units of its bound.
 
-    An exact value beyond the largest of its dtype is expected to be stored as an infinity.
+    Its arrays are NumPy's or CuPy's. An exact value beyond the largest of its dtype is expected to
+    be stored as an infinity.
     """
     worst, arrays = 0.0, {"y": result} if hasattr(result, "dtype") else result._asdict()
     for name, actual in arrays.items():
@@ -211,10 +191,10 @@ def worst_error(result: Any, exact: Any, errors: Mapping[str, Array]) -> float:
             continue
         if actual is None:
             return math.inf
+        got = (actual.get() if hasattr(actual, "get") else actual).astype(np.float64)
         with np.errstate(all="ignore"):
             stored = right.astype(actual.dtype).astype(np.float64)
             expected = np.where(np.isinf(stored), stored, right.astype(np.float64))
-            got = actual.astype(np.float64)
             same = (got == expected) | (np.isnan(got) & np.isnan(expected))
             units = abs(got - expected) / bound(right, errors[name], str(actual.dtype))
             units = np.where(same, 0.0, np.where(np.isnan(units), np.inf, units))

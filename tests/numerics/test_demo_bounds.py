@@ -47,7 +47,7 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
         options |= {"center": "bias" in operands, "eps": operator.eps, "gate": operands.get("gate")}
         if operator.base == "l2_norm":
             options |= {"c": 1.0, "eps": operator.eps / 48}
-        exact = operator.forward(reference, operands)
+        exact = operator.forward(reference, operands)()
         forward = bounds.expected_forward(x, *given, operands.get("residual"), **options)
         stream = x if exact.residual is None else exact.residual
         backward = bounds.expected_backward(dy, stream, *given, d_residual, **options)
@@ -64,13 +64,16 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
 def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
     activation, position, center
 ):
-    operands, shape = drawn("float32"), (48, 1, 3, 16, 1)
-    x, dy, d_residual, w, b = (operands[n] for n in ("x", "dy", "d_residual", "weight", "bias"))
-    options = {"gate": np.clip(2 * operands["gate"], -4.0, 4.0), "gate_activation": activation}
-    options |= {"gate_position": position, "center": center, "eps": 1e-5, "weight_offset": 1.0}
-    forward = bounds.expected_forward(x, w, b, groups=3, **options)
-    backward = bounds.expected_backward(dy, x, w, b, d_residual, groups=3, **options)
-    tolerance = Tolerance(x, w, b, shape=shape, **options)
+    operands = drawn("float32")
+    del operands["residual"]
+    operands["gate"] = np.clip(2 * operands["gate"], -4.0, 4.0)
+    names = ("x", "dy", "d_residual", "weight", "bias", "gate")
+    x, dy, d_residual, w, b, gate = (operands[name] for name in names)
+    options = {"gate_activation": activation, "gate_position": position, "groups": 3}
+    options |= {"center": center, "weight_offset": 1.0}
+    forward = bounds.expected_forward(x, w, b, gate=gate, eps=1e-5, **options)
+    backward = bounds.expected_backward(dy, x, w, b, d_residual, gate=gate, eps=1e-5, **options)
+    tolerance = Tolerance(operands, options, 1e-5, forward.exact)
     tolerances = tolerance.forward(), tolerance.backward(dy, d_residual)
     assert_near(tolerances, dy, forward, backward, most=3.0)
 
@@ -79,11 +82,12 @@ def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
 def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_or_wider(activation):
     operands, options = drawn("float32"), {"eps": 1e-5, "activation": activation}
     x, dy = (operands[name].reshape(4, 12, 48) for name in ("x", "dy"))
-    given = x, 3, operands["weight"], operands["bias"]
+    parameters = {name: operands[name] for name in ("weight", "bias")}
+    given = x, 3, *parameters.values()
     forward = group_bounds.expected_group_forward(*given, **options)
     backward = group_bounds.expected_group_backward(dy, *given, **options)
-    shape = (4, 12, 3, 16, 1)
-    tolerance = Tolerance(x, *given[2:], shape=shape, center=True, **options)
+    options = {"num_groups": 3, "activation": activation}
+    tolerance = Tolerance({"x": x, **parameters}, options, 1e-5, forward.exact)
     tolerances = tolerance.forward(), tolerance.backward(dy)
     assert_near(tolerances, dy, forward, backward, most=2.0)
 
@@ -93,7 +97,7 @@ def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
     x, dy = (draw(name, (3, width), "float32") for name in ("x", "dy"))
     forward = bounds.expected_forward(x, None, None, center=True, eps=1e-5)
     backward = bounds.expected_backward(dy, x, None, None, center=True, eps=1e-5)
-    tolerance = Tolerance(x, shape=(3, 1, 1, width, 1), center=True, eps=1e-5)
+    tolerance = Tolerance({"x": x}, {}, 1e-5, forward.exact)
     tolerances = tolerance.forward(), tolerance.backward(dy)
     assert_near(tolerances, dy, forward, backward, most=1.001)
 
@@ -126,7 +130,8 @@ def test_a_wrong_formula_exceeds_the_tolerance(mistake):
         single = (None if array is None else array.astype(np.float32) for array in result)
         return type(result)(*single)
 
-    tolerance = Tolerance(x, w, b, shape=(48, 1, 1, 48, 1), **right)
+    operands = {"x": x, "weight": w, "bias": b, **gate}
+    tolerance = Tolerance(operands, right, right["eps"], results(right)[0])
     errors = tolerance.forward(), tolerance.backward(dy)
     for exact, off, error in zip(results(right), results(wrong), errors, strict=True):
         assert worst_error(stored(exact), exact, error) <= 1.0

@@ -44,9 +44,8 @@ from cunorm._core.plan import GRID_LIMIT, KernelCall
 from cunorm._core.tensor import ArrayView, Device, optional_contiguous
 from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import device as _demo_device
-from cunorm._demo import inputs as _demo_inputs
 from cunorm._demo import plot as _demo_plot
-from cunorm._demo.operators import operators
+from cunorm._demo.operators import operators, row_operands
 from cunorm._dispatch import parse
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
@@ -107,7 +106,6 @@ __all__ = [
     "_cuda_plan",
     "_demo",
     "_demo_device",
-    "_demo_inputs",
     "_demo_plot",
     "_dispatch",
     "_driver",
@@ -142,6 +140,7 @@ __all__ = [
     "numpy_view",
     "operators",
     "read_capsule",
+    "row_operands",
     "runner",
     "source_text",
     "start",
