@@ -17,10 +17,10 @@ from cunorm._backends.cpu import compile as cpu_compile
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, planned_folder
 from cunorm._core import memo
 
-# Names of files: libraries, compiled system headers, and options that a compiler refused. A name
-# has a digest of all that its file depends on.
+# Names of files: libraries, and options that a compiler refused. A name has a digest of all that
+# its file depends on.
 _DIGEST = "[0-9a-f]{32}"
-_OURS = re.compile(rf"[a-z]\w*-{_DIGEST}\.so|headers-{_DIGEST}\.h\.gch|refused-{_DIGEST}\.json")
+_OURS = re.compile(rf"[a-z]\w*-{_DIGEST}\.so|refused-{_DIGEST}\.txt")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
 
 
@@ -28,10 +28,9 @@ class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
     `folder` has the CPU's builds of all processes; the first build makes it. `libraries` is their
-    number, and `bytes` is the size of all files there, which include GCC's compiled system headers,
-    as large as hundreds of builds. This process has `loaded` builds of a CPU and `cuda_kernels` on
-    all devices. `cupy_folder` has all that CuPy compiled, also for other programs; it is None until
-    CuPy is imported.
+    number, and `bytes` is the size of all files there. This process has `loaded` builds of a CPU
+    and `cuda_kernels` on all devices. `cupy_folder` has all that CuPy compiled, also for other
+    programs; it is None until CuPy is imported.
     """
 
     folder: Path

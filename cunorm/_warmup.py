@@ -142,7 +142,7 @@ def warmup(
     start = time.perf_counter()
     bar = progress_bar(len(builds), desc="cunorm compiles") if progress else None
     with nullcontext() if bar is None else bar:
-        step = (lambda: None) if bar is None else bar.update
+        step = (lambda ended: None) if bar is None else bar.update
         try:
             compiled = compile_concurrently(builds, target, workers, step)
         except RuntimeError as error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Adapters to array libraries: each reads the arrays of one, and makes new ones."""
+"""Adapters to array libraries: each reads and makes the arrays of one library."""

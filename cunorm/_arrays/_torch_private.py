@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The private names of PyTorch that cunorm uses, and what it does where a version lacks one.
+"""The private names of PyTorch that cunorm uses, with a fallback for versions that lack a name.
 
-A fallback is slower or refuses more calls, but lets none through that the name would stop.
+A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ TESTED = "2.6 to 2.14"
 
 
 def _private(name: str, fallback: Any = None) -> Any:
-    """Return PyTorch's object of a name, or a fallback; without either, raise an ImportError."""
+    """Return PyTorch's object of a name, or the fallback; without both, raise an ImportError."""
     try:
         return resolve_name(f"torch.{name}")
     except (AttributeError, ImportError):
@@ -50,7 +50,7 @@ raw_stream: Callable[[int], int] = _private(
 
 
 def transforms() -> set[str]:
-    """Return the names of torch.func's active transforms; without names, that of a gradient."""
+    """Return the names of torch.func's active transforms; assume a gradient if they are unknown."""
     return {level.key().name for level in _levels() or ()} or {"Grad"}
 
 
@@ -69,8 +69,7 @@ def has_proxy_mode() -> bool:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-# Tensors inside torch.func's transforms; a transform may be over. The legacy ones are those of
-# `is_grads_batched`.
+# Tensors of torch.func's transforms, which may have ended; "legacy" means `is_grads_batched`.
 is_wrapped: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
@@ -79,7 +78,7 @@ is_legacy_batch: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
 )
 is_zero: Callable[[Tensor], bool] = _private("Tensor._is_zerotensor", lambda tensor: True)
-# Subclasses that run any operator on the tensors that they wrap. torch.distributed may be absent.
+# Subclasses that run each operator on the tensor that they wrap.
 _WRAPPERS: tuple[type, ...] = (
     _private("_subclasses.fake_tensor.FakeTensor", type(None)),
     _private("_subclasses.functional_tensor.FunctionalTensor", type(None)),
@@ -100,9 +99,9 @@ def untransformed_apply(function: type[Function]) -> Callable[..., Any]:
 
 
 def assume_constant(function: _F) -> _F:
-    """Let torch.compile call a function while it traces, as it cannot trace it.
+    """Let torch.compile call a function, which it cannot trace, while it traces the caller.
 
-    So does `torch.compiler.assume_constant_result`, which first imports the compiler, for seconds.
+    `torch.compiler.assume_constant_result` does this, too, but imports the compiler for seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -115,8 +114,8 @@ else:
 
 
 class OperatorMode(TorchDispatchMode):
-    """A mode that sees the operators of torch's dispatcher."""
+    """A mode that observes the operators of torch's dispatcher."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports the compiler, for seconds, to keep it off this mode
+        return False  # with True, torch would import the compiler, for seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The interface of an adapter to an array library."""
+"""The interface of adapters to array libraries, and functions that adapters share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -8,66 +8,68 @@ from typing import Any
 
 from cunorm._core import tensor
 from cunorm._core.plan import OpDef
-from cunorm._core.tensor import ArrayView, Device, TensorSpec
+from cunorm._core.tensor import ArrayView, Device, Shape, TensorSpec
 
-Signature = tuple[list[object], list[int]]  # parts of the cache's key, and addresses, 0 for None
+Signature = tuple[list[object], list[int]]  # parts of a key, and addresses, 0 for None
 
 
 class ArrayAdapter(ABC):
-    """One array library: reads its arrays, and makes the ones that its user gets back."""
+    """One array library: reads its arrays, and makes the results of its users."""
 
     name: str
-    pointer: Any = None  # a function of an array that has a signature: returns its address
-    allocates_like = False  # allocators take the shape of a model
-    dispatches_itself = False  # `dispatch` makes some
+    pointer: Any = None  # a function that returns the address of an array that has a signature
+    allocates_like = False  # whether allocators take the shape of a model
+    dispatches_itself = False  # whether `dispatch` makes some calls
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Whether `kind` is this library's array type; raises for one that must be refused."""
+        """Whether `kind` is a type of this library's arrays; raise for a type to refuse."""
 
     @abstractmethod
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array of an accepted type, without a copy wherever possible."""
+        """Return the view of an array of an accepted type, without a copy if possible."""
 
     @abstractmethod
+    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
+        """Return a function that makes a dense array of a spec.
+
+        The function takes an array of this spec if there is a model, else any object.
+        """
+
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make an array of a spec: dense, in C order of its axes in some order."""
+        array = self.allocator(spec, has_model=False)(None)
+        return new_view(self.pointer(array), spec, array, self)
 
     @abstractmethod
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array of this library into C order of the axes of its spec."""
 
     def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
-        """Return the outputs of a call that the library itself makes; None: it makes none."""
+        """Return the outputs of a call that the library itself makes, None if it does not."""
         return None
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return what the cache's key has of the arrays of a call, and their addresses.
+        """Return the arrays' part of the cache's key, and their addresses; arrays may be None.
 
-        None where an array is not this library's, or is to be refused; arrays may be None.
+        Return None if an array is of another library, or must be refused.
         """
         return None
 
-    # Of an array that has a signature:
+    # The next three methods take an array that has a signature.
 
     def is_contiguous(self, array: Any) -> bool:
-        """Whether it is in C order."""
         return False
 
     def strides(self, array: Any) -> tuple[int, ...] | None:
-        """Return its strides in elements."""
+        """Return an array's strides in elements."""
         return None
 
     def memory_type(self, array: Any) -> Hashable:
-        """Return its dtype and device."""
+        """Return an array's dtype and device."""
         return None
 
-    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        """Return a function that makes an array of a spec, given an array: of this spec or any."""
-        return lambda model: self.allocate(spec).owner
-
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
-        """Count a write to each array, which autograd may have saved; some are None."""
+        """Count a write to each array that is not None; autograd may have saved it."""
 
     def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
@@ -88,7 +90,7 @@ class ArrayAdapter(ABC):
         raise NotImplementedError(f"{self.name} has no CUDA streams")
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make a CUDA device current for a while; the caller's own is current again after."""
+        """Return a context in which a CUDA device is current."""
         return nullcontext()
 
 
@@ -102,22 +104,21 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
     return copy
 
 
-def empty_dense(spec: TensorSpec, empty: Callable[[tuple[int, ...]], Any]) -> Any:
-    """Make a dense array of a spec, with a function that makes one of a shape in C order."""
+def in_memory_order(spec: TensorSpec) -> tuple[Shape, tuple[int, ...] | None]:
+    """Return a dense array's shape in memory, and the transposition to its own unless C order."""
     axes = tensor.memory_order(spec)
     if axes is None:
-        return empty(spec.shape)
-    return empty(spec.permuted(axes).shape).transpose(tensor.inverse_permutation(axes))
+        return spec.shape, None
+    return spec.permuted(axes).shape, tensor.inverse_permutation(axes)
 
 
 def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: object) -> None:
-    if is_contiguous:
-        return
-    raise ValueError(f"{function}: {argument} has strides {strides}, expected a contiguous array")
+    if not is_contiguous:
+        subject = f"{function}: {argument} has strides {strides}"
+        raise ValueError(f"{subject}, expected a contiguous array")
 
 
 def new_view(pointer: int, spec: TensorSpec, owner: object, adapter: ArrayAdapter) -> ArrayView:
-    """Return the view of an array that was made in this call."""
     return ArrayView(pointer, spec, owner, adapter, writable=True, is_new=True)
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""CuPy arrays, and what CuPy does for the frameworks that have no CUDA calls of their own."""
+"""CuPy arrays; and copies, streams and events for libraries without CUDA calls of their own."""
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -19,12 +18,12 @@ _NOTHING = nullcontext()
 
 
 def cupy() -> Any:
-    """Return CuPy. It is imported here for JAX and DLPack arrays in CUDA memory."""
+    """Return CuPy, which is not imported yet if the arrays are JAX's or DLPack's."""
     return sys.modules.get("cupy") or import_module("cupy")
 
 
 class CupyAdapter(ArrayAdapter):
-    """CuPy: CUDA memory, ordered on its current stream; of subclasses the memory alone."""
+    """CuPy arrays and their subclasses, ordered on CuPy's current stream."""
 
     name = "cupy"
     pointer = staticmethod(attrgetter("data.ptr"))
@@ -33,7 +32,7 @@ class CupyAdapter(ArrayAdapter):
         return issubclass(kind, sys.modules["cupy"].ndarray)
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        # By its attributes, as CuPy's DLPack knows fewer dtypes.
+        # CuPy's DLPack knows fewer dtypes than its attributes.
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         data = array.data
@@ -47,11 +46,6 @@ class CupyAdapter(ArrayAdapter):
         adapter.check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
         spec = tensor.bytes_spec(array.nbytes, Device("cuda", array.data.device_id))
         return ArrayView(array.data.ptr, spec, array, self, writable=True)
-
-    def allocate(self, spec: TensorSpec) -> ArrayView:
-        with self.device_scope(spec.device):
-            array = adapter.empty_dense(spec, partial(cupy().empty, dtype=numpy_dtype(spec.dtype)))
-        return new_view(array.data.ptr, spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
         key_parts: list[object] = []
@@ -80,15 +74,14 @@ class CupyAdapter(ArrayAdapter):
         return (array.dtype, array.data.device_id)
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        if tensor.memory_order(spec) is not None:
-            return super().allocator(spec, has_model=has_model)
-        empty, shape, dtype = cupy().empty, spec.shape, numpy_dtype(spec.dtype)
+        (shape, axes), dtype = adapter.in_memory_order(spec), numpy_dtype(spec.dtype)
+        empty = cupy().empty
 
-        def allocate(model: object) -> object:
+        def allocate(model: object) -> Any:
             with self.device_scope(spec.device):
                 return empty(shape, dtype)
 
-        return allocate
+        return allocate if axes is None else lambda model: allocate(model).transpose(axes)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array in CUDA memory into C order, on the current stream.
@@ -99,7 +92,7 @@ class CupyAdapter(ArrayAdapter):
         itemsize, device = spec.dtype.itemsize, spec.device
         strides = tuple(stride * itemsize for stride in spec.strides)
         with self.device_scope(device):
-            # CuPy wants a size and does not use it: the array's own strides say what is read.
+            # CuPy wants a size, but reads as the strides say.
             memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
             first = module.cuda.MemoryPointer(memory, 0)
             array = module.ndarray(spec.shape, f"=f{itemsize}", first, strides).copy(order="C")
@@ -125,9 +118,8 @@ def stream_after_all(
 ) -> Iterator[int]:
     """Yield the stream to launch on, `adapter`'s current one, for arrays of several libraries.
 
-    It first waits for the other libraries' streams, on which arrays may still be computed; they
-    wait for it after, as their allocators may then reuse the memory. If all streams are the same,
-    as by default, nothing is done.
+    That stream first waits for the other libraries' streams, which may still compute arrays. In the
+    end the other streams wait for it, because the libraries may then reuse the memory.
     """
     stream = adapter.stream(device)
     adapters: set[ArrayAdapter] = {view.adapter for view in views} - {adapter}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Any other object with ``__dlpack__``, read through its capsule.
 
-The capsule is read and never consumed: its own destructor frees it, once the view that holds it is
-gone. On CUDA it is held longer, as its producer may reuse the memory from then on: until our stream
-has passed the launch, which is seen when the next view is made, or waited for when caches are
-cleared.
+The capsule is read and never consumed: its destructor frees it when the view that holds it is gone.
+As the producer may then reuse the memory, a capsule on CUDA is held until our stream has passed the
+launch. That is checked when the next view is made, and waited for when caches are cleared.
 """
 
 import ctypes
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 KDL_BFLOAT = 4
 _READ_ONLY = 1
-_LEGACY_STREAM = 1  # what the protocol calls CUDA's default stream, whose handle is 0
+_LEGACY_STREAM = 1  # the protocol's number for CUDA's default stream, whose handle is 0
 
 
 class DLTensor(ctypes.Structure):
@@ -45,7 +45,7 @@ class DLTensor(ctypes.Structure):
 
 
 class _VersionedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned. The older DLManagedTensor simply begins with its DLTensor."""
+    """DLManagedTensorVersioned. The older DLManagedTensor begins with its DLTensor."""
 
     _fields_ = (
         ("major", ctypes.c_uint32),
@@ -66,7 +66,7 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
-    """Return the DLTensor in a capsule, valid while that lives, and whether it may be written."""
+    """Return the DLTensor in a capsule, which must stay alive, and whether it is writable."""
     if _is_named(capsule, b"dltensor"):
         return DLTensor.from_address(_content(capsule, b"dltensor")), True
     if not _is_named(capsule, b"dltensor_versioned"):
@@ -78,23 +78,23 @@ def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
 
 
 class Hold:
-    """Keeps a capsule alive until a CUDA stream has passed what was enqueued before its deletion.
+    """Keeps a capsule alive until a CUDA stream has done what was enqueued before its deletion.
 
-    It is deleted with the view that owns it, after the launch.
+    The view that owns a Hold deletes it after the launch.
     """
 
     __slots__ = ("capsule", "device", "stream")
     passing: ClassVar[deque[tuple[Any, object]]] = deque()  # (event, capsule), oldest first
 
     def __init__(self, capsule: object, stream: Any, device: Device) -> None:
-        if self.passing and not stream.is_capturing():  # where no event may be asked
+        if self.passing and not stream.is_capturing():  # a capture forbids queries of events
             self.let_go(wait=False)
         self.capsule, self.stream, self.device = capsule, stream, device
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        if self.stream.is_capturing():  # who launches the graph keeps its arrays
+        if self.stream.is_capturing():  # the user of the graph keeps its arrays
             return
         with CUPY.device_scope(self.device):
             event = cupy().cuda.Event(disable_timing=True)
@@ -103,10 +103,10 @@ class Hold:
 
     @classmethod
     def let_go(cls, *, wait: bool = True) -> None:
-        """Delete the capsules that their streams have passed; or wait for that, and delete all."""
+        """Delete the capsules that their streams have passed, or wait and delete all."""
         with suppress(IndexError):  # none is left
             while True:
-                held = cls.passing.popleft()  # which no other thread gets, nor a `__del__`
+                held = cls.passing.popleft()  # atomic: no other thread gets it
                 if wait:
                     held[0].synchronize()
                 elif not held[0].done:
@@ -142,7 +142,7 @@ def view_of_capsule(
 
 
 class DLPackAdapter(ArrayAdapter):
-    """Foreign objects: read through their capsule, answered with NumPy or CuPy arrays."""
+    """Objects of other libraries, which get NumPy or CuPy arrays as results."""
 
     name = "dlpack"
 
@@ -168,6 +168,9 @@ class DLPackAdapter(ArrayAdapter):
                 f"{function}: {argument} does not give its memory through DLPack: {error}"
             ) from error
 
+    def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
+        return _own(spec).allocator(spec, has_model=False)
+
     def allocate(self, spec: TensorSpec) -> ArrayView:
         return _own(spec).allocate(spec)
 
@@ -187,7 +190,7 @@ def _own(spec: TensorSpec) -> NumpyAdapter | CupyAdapter:
 
 
 def _capsule(array: SupportsDLPack, **stream: int) -> object:
-    """Ask for a versioned capsule, which can say that it is read-only, else for an older one."""
+    """Return a capsule, if possible a versioned one, which can be marked as read-only."""
     try:
         return array.__dlpack__(max_version=(1, 0), **stream)
     except TypeError:  # the producer predates DLPack 1.0

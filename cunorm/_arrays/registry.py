@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The adapter of each type of array, found through the root module of the type, once per type.
+"""The adapter of each type of array, found by the root module of the type, once for each type.
 
-It imports nothing that the caller has not imported. Whatever would give silently wrong numbers is
-refused.
+A search imports no library that the caller has not imported.
 """
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from cunorm._arrays.adapter import ArrayAdapter
@@ -25,20 +23,26 @@ _ROOTS: dict[str, ArrayAdapter | str] = {
     "jax": "cunorm.jax._adapter",
     "jaxlib": "cunorm.jax._adapter",
 }
-library_types: dict[type, ArrayAdapter] = {}  # of the libraries themselves
+library_types: dict[type, ArrayAdapter] = {}  # types that the libraries define
 _user_types: WeakKeyDictionary[type, ArrayAdapter] = WeakKeyDictionary()
 
 
 def adapter_of(function: str, argument: str, array: object) -> ArrayAdapter:
     """Return the adapter of an array's type.
 
-    A TypeError is raised, each time, for what is no array and for types that are more than memory
-    (masked arrays, tensor subclasses, tracers).
+    Raise a TypeError for other objects, and for arrays that are more than their memory (masked
+    arrays, tensor subclasses, tracers).
     """
     kind = type(array)
     adapter = library_types.get(kind) or _user_types.get(kind)
     if adapter is None:
-        adapter = _find(function, argument, kind) or _no_array(function, argument, array)
+        adapter = _find(function, argument, kind)
+        if adapter is None:
+            raise TypeError(
+                f"{function}: {argument} is {describe_type(kind)}, expected a NumPy, CuPy, PyTorch "
+                "or JAX array or another object with __dlpack__"
+                f"{array_hint(function, argument, array)}"
+            )
         of_library = kind.__module__.partition(".")[0] in _ROOTS
         (library_types if of_library else _user_types)[kind] = adapter
     return adapter
@@ -54,33 +58,25 @@ def _find(function: str, argument: str, kind: type) -> ArrayAdapter | None:
     return DLPACK if DLPACK.accepts(function, argument, kind) else None
 
 
-def _no_array(function: str, argument: str, value: object) -> NoReturn:
-    raise TypeError(
-        f"{function}: {argument} is {describe_type(type(value))}, expected a NumPy, CuPy, PyTorch "
-        f"or JAX array or another object with __dlpack__{array_hint(function, argument, value)}"
-    )
-
-
 def view(function: str, argument: str, array: object) -> ArrayView:
-    """Return the view of an array; refuse what no kernel can read as it lies in memory."""
+    """Return the view of an array; refuse arrays that no kernel can read."""
     return adapter_of(function, argument, array).view(function, argument, array)
 
 
 def view_all(
     function: str, arguments: Sequence[str], arrays: Sequence[object], required: Sequence[bool]
 ) -> list[ArrayView | None]:
-    """Return the views of arrays, of which those that are not required may be None."""
-    named = zip(arguments, arrays, required, strict=True)
+    """Return the views of arrays; arrays that are not required may be None."""
     return [
         None if array is None and not is_required else view(function, argument, array)
-        for argument, array, is_required in named
+        for argument, array, is_required in zip(arguments, arrays, required, strict=True)
     ]
 
 
 def view_workspace(function: str, array: object) -> ArrayView:
     """Return the view of an array that a call may use as memory: contiguous and writable.
 
-    NumPy's and CuPy's are of any dtype of numbers, PyTorch's of uint8 or one that kernels read.
+    NumPy and CuPy arrays may have any dtype of numbers; PyTorch's, uint8 or a dtype of kernels.
     """
     adapter = adapter_of(function, "workspace", array)
     workspace = adapter.workspace_view(function, "workspace", array)

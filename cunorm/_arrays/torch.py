@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch tensors, on the CPU and on CUDA; imported when the first tensor is met.
+"""PyTorch tensors, on the CPU and on CUDA; imported with the first tensor.
 
-Attributes are read one by one: together they cost a tenth of what ``__dlpack__`` does.
+A view reads a tensor's attributes, which takes a tenth of the time that ``__dlpack__`` takes.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +20,7 @@ from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
 _DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
-# The types of tensors that are no more than their memory.
+# Types of tensors that are nothing but their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 _empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 _increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
@@ -28,7 +28,7 @@ _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
 
 class TorchAdapter(ArrayAdapter):
-    """PyTorch: its allocator makes the outputs, ordered on its current stream."""
+    """PyTorch tensors, made by its allocator and ordered on its current stream."""
 
     name = "torch"
     allocates_like = True
@@ -73,10 +73,6 @@ class TorchAdapter(ArrayAdapter):
         check_contiguous(function, argument, array.is_contiguous(), array.stride())
         return ArrayView(pointer, bytes_spec(array.numel(), device), array, self, writable=True)
 
-    def allocate(self, spec: TensorSpec) -> ArrayView:
-        tensor = _empty(spec)()
-        return new_view(tensor.data_ptr(), spec, tensor, self)
-
     def signature(self, arrays: Sequence[Tensor | None], first_output: int) -> Signature | None:
         if is_tracing() or has_dual_level() or (count_modes() and _observer()):
             return None
@@ -102,7 +98,7 @@ class TorchAdapter(ArrayAdapter):
                     key_parts.append(array.get_device())
                 else:
                     return None
-        except RuntimeError:  # as in `_address_and_device`
+        except RuntimeError:  # no address, see `_address_and_device`
             return None
         return key_parts, pointers
 
@@ -117,8 +113,9 @@ class TorchAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
-            return _empty_like  # it parses less
-        empty = _empty(spec)
+            return _empty_like  # it parses less, and empty_strided less than torch.empty
+        dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
+        empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
 
     def bump_version(self, arrays: Sequence[Tensor | None]) -> None:
@@ -132,7 +129,6 @@ class TorchAdapter(ArrayAdapter):
         return new_view(tensor.data_ptr(), spec.dense(), tensor, self)
 
     def stream(self, device: Device) -> int:
-        # As its compiler reads it: with no object.
         return _torch_private.raw_stream(device.index)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
@@ -140,7 +136,7 @@ class TorchAdapter(ArrayAdapter):
 
 
 def _observer() -> str | None:
-    """Return what torch does that has to observe each write to memory, which kernels' it cannot."""
+    """Return a mode of torch that must observe all writes to memory, but cannot observe ours."""
     if is_tracing():
         return "records operations (torch.jit.trace)"
     if _torch_private.has_fake_mode():
@@ -151,21 +147,15 @@ def _observer() -> str | None:
 def _address_and_device(
     function: str, argument: str, array: Tensor, *more: torch.dtype
 ) -> tuple[int, Device]:
-    """Return the address and the device of a strided tensor with data, on the CPU or CUDA."""
+    """Return the address and device of a strided tensor with data; raise for other tensors."""
     try:
         pointer: int = array.data_ptr()
         array.stride()
-    except RuntimeError:  # it has none: sparse, nested, inside a transform
+    except RuntimeError:  # no address: sparse, nested, inside a transform
         raise _refusal(function, argument, array, *more) from None
     if not (array.is_cpu or array.is_cuda) or (not pointer and array.numel()):
         raise _refusal(function, argument, array, *more)
     return pointer, CPU if array.is_cpu else Device("cuda", array.get_device())
-
-
-def _empty(spec: TensorSpec) -> Callable[[], Tensor]:
-    """Return a function that makes a tensor; empty_strided parses less than torch.empty."""
-    dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
-    return partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
 
 
 def dense_form(argument: str, array: Tensor) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The two machines: CUDA GPUs, and the CPU."""
+"""The two backends: CUDA GPUs, and the CPU."""

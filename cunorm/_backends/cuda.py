@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The CUDA backend: NVRTC compiles kernels through ``cupy.RawKernel``, and CuPy launches them.
 
-CuPy is imported at the first use. It compiles for the current device and has a cache on disk of its
-own. Its current stream is not changed: a launch is given one.
+CuPy is imported at the first use. It compiles for the current device and has its own cache on disk.
 """
 
 import importlib.util
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ _MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # has st.async, with which blocks send each o
 
 
 def launch(planned: Launch, function: Any, arguments: bytes, stream: int) -> None:
-    """Start a function of the current device; its only argument is a struct, as bytes."""
+    """Start a function of the current device, whose only argument is a struct with these bytes."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
@@ -51,16 +50,11 @@ def _block_of(size: int) -> np.dtype[np.void]:
 loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
 
 
-def _ready(build: KernelBuild, current_device: int) -> tuple[Any, bool]:
-    """Return CuPy's function of a build, and whether this call loaded it."""
-    return loaded.load_once((build, current_device), lambda: (_load(build), True))
-
-
 def _load(build: KernelBuild) -> Any:
     """Compile a build for the current device, or read it from CuPy's cache on disk, and load it.
 
-    The function belongs to this device: a RawKernel would look it up at each launch. It may use all
-    the shared memory that a block can have.
+    Return the function of this device, as a RawKernel would look it up at each launch. The function
+    may use all the shared memory that a block can have.
     """
     cupy = _cupy()
     gpu = cupy.cuda.Device()
@@ -79,20 +73,18 @@ def _load(build: KernelBuild) -> Any:
     return function
 
 
-def prepare(build: KernelBuild, device: Device) -> bool:
-    """Load a build on a device before its first launch; return whether it was not loaded yet."""
+def prepare(build: KernelBuild, device: Device) -> tuple[Any, bool]:
+    """Return CuPy's function of a build on a device, and whether this call loaded it."""
     with _cupy().cuda.Device(device.index):
-        return _ready(build, device.index)[1]
+        return loaded.load_once((build, device.index), lambda: (_load(build), True))
 
 
 def compile_options(build: KernelBuild) -> tuple[str, ...]:
     """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
 
-    It also adds ``--device-as-default-execution-space``, without which NVRTC 13.0 treats lambdas as
-    host functions; an option that is given twice is an error.
-
-    ``--fmad=false``: a product and a sum are contracted only where the source says ``fma``, so a
-    result does not depend on the rest of the build.
+    CuPy also adds ``--device-as-default-execution-space``, without which NVRTC 13.0 treats lambdas
+    as host functions. With ``--fmad=false`` a product and a sum are contracted only where the
+    source says ``fma``, so a result does not depend on the rest of the build.
     """
     macros = tuple(f"-D{name}={value}" for name, value in build.macros)
     includes = tuple(f"-I{folder}" for folder in cuda_include_folders())
@@ -103,11 +95,9 @@ def compile_options(build: KernelBuild) -> tuple[str, ...]:
 def cuda_include_folders() -> tuple[Path, ...]:
     """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, if there is one.
 
-    Wheels of NVRTC's major version come first. CuPy finds those of CUDA 13 itself; those of CUDA 12
-    have no common root, and CuPy 14 does not search them.
+    Wheels of NVRTC's major version come first: CuPy 14 does not find wheels of CUDA 12.
     """
-    major = nvrtc_version()[0]
-    spec = importlib.util.find_spec("nvidia")
+    major, spec = nvrtc_version()[0], importlib.util.find_spec("nvidia")
     wheels = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]
     folders = [wheel / f"cu{major}" / "include" for wheel in wheels]
     if major == 12:
@@ -150,10 +140,10 @@ def gpu_caps(device: Device) -> GpuCaps:
 
 
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
-    """Return the caps of a device, with smaller clusters, or none, if it has no room for larger.
+    """Return the caps of a device, with the largest clusters for which it has room, or none.
 
-    A partition of a GPU may lack room for clusters that the whole GPU has room for. Assume that
-    each block has a multiprocessor to itself, as blocks for misaligned arrays may.
+    A partition of a GPU may lack room for clusters that fit the whole GPU. Assume that each block
+    has a multiprocessor to itself, as blocks for misaligned arrays may.
     """
     caps: GpuCaps = gpu_caps(device)
     more_than_half = caps.shared_memory_per_sm // 2
@@ -168,58 +158,54 @@ def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> 
 
 @memoize()
 def fits_cluster(launch: Launch, device: Device) -> bool:
+    function, _ = prepare(launch.build, device)
     with _cupy().cuda.Device(device.index):
-        function, _ = _ready(launch.build, device.index)
         return driver.clusters_that_fit(_cupy(), function, launch) > 0
 
 
-class _Prepared(NamedTuple):
-    """A kernel to start."""
-
+class _Kernel(NamedTuple):
     function: Any  # CuPy's
     launch: Launch
-    words: "array[int]"  # of the arguments, for arrays at address 0
+    words: "array[int]"  # the argument struct, for arrays at address 0
     relocations: tuple[tuple[int, int], ...]
     sized: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class Launcher:
     """Starts kernels on a stream of a device, given the addresses of arrays.
 
     Each call makes new arguments, because several threads may call it concurrently.
     """
 
-    def __init__(self, prepared: Sequence[_Prepared], device: Device) -> None:
-        self._prepared, self._device = prepared, device
+    kernels: list[_Kernel]
+    device: Device
 
     @classmethod
     def load(cls, calls: Sequence[KernelCall], device: Device) -> "Launcher":
-        """Load the kernels."""
-        with _cupy().cuda.Device(device.index):
-            functions = [_ready(call.launch.build, device.index)[0] for call in calls]
-        prepared = [
-            _Prepared(function, call.launch, array("Q", call.args.data), *call.args[1:])
-            for function, call in zip(functions, calls, strict=True)
-        ]
-        return cls(prepared, device)
+        kernels = []
+        for launch, args, *_ in calls:
+            function, _ = prepare(launch.build, device)
+            kernels.append(_Kernel(function, launch, array("Q", args.data), *args[1:]))
+        return cls(kernels, device)
 
     def resized(self, sizes: Sequence[CallSize]) -> "Launcher":
         """Return the launcher for another number of rows."""
-        prepared = []
-        for kernel, size in zip(self._prepared, sizes, strict=True):
+        kernels = []
+        for kernel, size in zip(self.kernels, sizes, strict=True):
             words = kernel.words[:]
             for word, value in zip(kernel.sized, size.words, strict=True):
                 words[word] = value
             resized = replace(kernel.launch, grid=size.grid)
-            prepared.append(kernel._replace(launch=resized, words=words))
-        return Launcher(prepared, self._device)
+            kernels.append(kernel._replace(launch=resized, words=words))
+        return Launcher(kernels, self.device)
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
-        cuda, index = _cupy().cuda, self._device.index
+        cuda, index = _cupy().cuda, self.device.index
         if cuda.runtime.getDevice() != index:
             with cuda.Device(index):
                 return self(pointers, stream)
-        for function, planned, words, relocations, _ in self._prepared:
+        for function, planned, words, relocations, _ in self.kernels:
             filled = words[:]
             for word, slot in relocations:
                 filled[word] += pointers[slot]
@@ -246,9 +232,7 @@ require = _cupy  # raises ImportError if CuPy is not installed
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:
-    """Return the error text for a build that NVRTC refuses, with the first errors of its log."""
     head = (f"NVRTC does not compile the build {build}", f"  options: {' '.join(options)}")
-    text = [*head, *error_lines(log.splitlines())]
-    if "cuda_fp16.h" in log or "cuda_bf16.h" in log:
-        text.append(f"  The headers of the CUDA runtime are missing: {_INSTALL}")
-    return "\n".join(text)
+    lacks_headers = "cuda_fp16.h" in log or "cuda_bf16.h" in log
+    end = (f"  The headers of the CUDA runtime are missing: {_INSTALL}",) if lacks_headers else ()
+    return "\n".join((*head, *error_lines(log.splitlines()), *end))

@@ -1,45 +1,47 @@
 # SPDX-License-Identifier: MIT
 """Functions of the CUDA driver that CuPy does not wrap.
 
-They need a context, which a thread may lack (for example autograd's). CuPy creates it for launches
-and loads. ``with Device(i)`` does not if that device is already current; ``Device.use()`` does.
+They need a CUDA context, which a thread may lack. CuPy creates it for launches and loads, and in
+``Device.use()``, but in ``with Device(i)`` only if another device is current.
 """
 
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from cunorm._core.build import Launch
 from cunorm._core.memo import memoize
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-_NON_PORTABLE_CLUSTER_ALLOWED = 14  # of a function's attributes
-_INVALID_CLUSTER_SIZE = 912  # of its statuses
+_NON_PORTABLE_CLUSTER_ALLOWED = 14  # an attribute of functions
+_INVALID_CLUSTER_SIZE = 912  # a status
 _MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES = 12030  # before 12.3, a stream capture refuses them
 
 # CUlaunchConfig of the driver API: grid, block, bytes of shared memory, stream, address and number
-# of attributes. The cluster size is not among them: it is compiled into the kernel.
+# of attributes. The cluster size is no attribute, because it is compiled into the kernel.
 _CONFIG = struct.Struct("@3I3IIPPI0P")
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and the value 1.
 _PROGRAMMATIC = ctypes.create_string_buffer(struct.pack("@I4xI60x", 6, 1))
 _PROGRAMMATIC_ADDRESS = ctypes.addressof(_PROGRAMMATIC)
 
 
-def library() -> ctypes.CDLL:
+def library() -> Any:
     """Return the driver's library; OSError if there is none."""
-    opened: ctypes.CDLL = _opened(_LIBRARY)
-    return opened
+    return _opened(_LIBRARY)
 
 
 @memoize()
 def _opened(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path)
+    opened = ctypes.CDLL(path)
+    if hasattr(opened, "cuLaunchKernelEx"):
+        opened.cuLaunchKernelEx.argtypes = (ctypes.c_char_p, *3 * (ctypes.c_void_p,))
+    return opened
 
 
 def check(cupy: Any, status: int, what: str) -> None:
-    """Raise a RuntimeError about what the driver failed to do, unless the status is 0."""
+    """Raise a RuntimeError that says what the driver failed to do, unless the status is 0."""
     if status:
         error = cupy.cuda.driver.CUDADriverError(status)  # has the status's name
         raise RuntimeError(f"the CUDA driver does not {what}: {error}") from error
@@ -70,12 +72,10 @@ def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
 
 
 def has_programmatic_launches(cupy: Any) -> bool:
-    if cupy.cuda.runtime.driverGetVersion() < _MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES:
-        return False
-    try:
-        return hasattr(library(), "cuLaunchKernelEx")
-    except OSError:
-        return False
+    with suppress(OSError):
+        if cupy.cuda.runtime.driverGetVersion() >= _MIN_CUDA_FOR_PROGRAMMATIC_LAUNCHES:
+            return hasattr(library(), "cuLaunchKernelEx")
+    return False
 
 
 def launch_dependent(
@@ -88,12 +88,9 @@ def launch_dependent(
     grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)
     argument = ctypes.c_char_p(arguments)  # the address of the only argument
-    status = _launch_function(library())(config, function.ptr, ctypes.byref(argument), None)
-    check(cupy, status, f"launch {launch.build.kernel}")
-
-
-@memoize()
-def _launch_function(opened: ctypes.CDLL) -> Callable[..., int]:
-    launch = opened.cuLaunchKernelEx
-    launch.argtypes = (ctypes.c_char_p, *3 * (ctypes.c_void_p,))
-    return launch
+    start = library().cuLaunchKernelEx
+    check(
+        cupy,
+        start(config, function.ptr, ctypes.byref(argument), None),
+        f"launch {launch.build.kernel}",
+    )

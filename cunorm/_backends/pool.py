@@ -2,53 +2,37 @@
 """Compile and load many builds in parallel, with a progress bar."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 from cunorm._backends import cuda
 from cunorm._backends.cpu import compile as cpu_compile
-from cunorm._backends.cpu.processes import Stop, use_stop
+from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._core.build import KernelBuild
 from cunorm._core.tensor import Device
 
 
 def compile_concurrently(
-    builds: Sequence[KernelBuild],
-    device: Device,
-    workers: int,
-    step: Callable[[], object],
+    builds: Sequence[KernelBuild], device: Device, workers: int, step: Callable[[int], object]
 ) -> int:
-    """Compile and load builds with a pool of workers; return how many are new.
+    """Compile and load builds, as many at once as there are workers; return how many are new.
 
-    Call `step` after each. If builds fail, finish the others, then raise a RuntimeError about the
-    first failure.
+    Call `step` with the number of builds that have ended since. If builds fail, finish the others,
+    then raise a RuntimeError about the first failure.
     """
-    on_gpu = device.kind == "cuda"
-    prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
-    stop = Stop()
-    with ThreadPoolExecutor(workers, initializer=use_stop, initargs=(stop,)) as pool:
-        tasks: dict[Future[bool], KernelBuild] = {}
-        try:
-            for build in builds:
-                tasks[pool.submit(prepare, build)] = build
-            left = set(tasks)
-            while left:  # in slices: a signal just before an endless wait would not interrupt it
-                done, left = wait(left, 0.5, FIRST_COMPLETED)
-                for _ in done:
-                    step()
-        except BaseException:  # an interrupt: the user does not want to wait
-            stop.set()  # first: a second interrupt may end this handler
-            for task in tasks:
-                task.cancel()
-            raise
-    failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
+    calls: list[Callable[[], tuple[Any, bool]]]
+    calls = [partial(cuda.prepare, build, device) for build in builds]
+    if device.kind == "cpu":
+        calls = [partial(cpu_compile.prepare, build) for build in builds]
+    futures = call_concurrently(calls, workers, step)
+    tried = zip(builds, futures, strict=True)
+    failed = [(build, error) for build, future in tried if (error := future.exception())]
     if failed:
         build, error = failed[0]
         text = str(error) if str(build) in str(error) else f"{build}: {error}"
-        counts = f"{len(failed)} of {len(tasks)} builds failed, the first of them"
+        counts = f"{len(failed)} of {len(builds)} builds failed, the first of them"
         raise RuntimeError(f"{counts}: {text}") from error
-    return sum(task.result() for task in tasks)
+    return sum(future.result()[1] for future in futures)
 
 
 def progress_bar(total: int, **options: Any) -> Any:

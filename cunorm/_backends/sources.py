@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The kernels' source text, with local includes inlined, because CuPy's cache ignores headers."""
+"""The source text of kernels: local includes are inlined, because CuPy's cache ignores headers."""
 
 import re
 from collections.abc import Iterable

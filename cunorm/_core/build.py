@@ -5,7 +5,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cunorm._core.caps import CpuCaps
@@ -13,8 +13,8 @@ from cunorm._core.dtypes import FLOAT64, DType
 
 Macros = tuple[tuple[str, str], ...]
 
-# Stores past a CPU's caches pay where rows are whole cache lines and what a call moves has this
-# share of the last cache, or so many bytes. Measured with two cores and 32 MiB of cache.
+# Stores that bypass a CPU's caches are faster if rows are whole cache lines, and a call moves this
+# share of the last cache or so many bytes. Measured with two cores and 32 MiB of cache.
 _LARGE_SHARE, _LARGE, _CACHE_LINE = 0.75, 64 << 20, 64
 
 
@@ -24,16 +24,6 @@ class KernelBuild:
 
     kernel: str
     macros: Macros
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.kernel, self.macros)))
-
-    def __hash__(self) -> int:
-        return self._hash  # each launch needs it
-
-    def __reduce__(self) -> tuple[type["KernelBuild"], tuple[str, Macros]]:
-        return KernelBuild, (self.kernel, self.macros)  # another process hashes otherwise
 
     @property
     def cluster(self) -> int:
@@ -50,11 +40,10 @@ class Launch:
     build: KernelBuild
     grid: int
     block: int
-    parts: int = 0  # rows of partial sums for each parameter, of a row_norm_backward
+    parts: int = 0  # rows of partial sums for each parameter, in a row_norm_backward
     sums_pitch: int = 0  # elements from one of these rows to the next
-    shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
-    # It may begin while the launch before it still runs, for which its kernel waits.
-    dependent: bool = False
+    shared: int = 0  # bytes of shared memory of a block, besides what its kernel declares
+    dependent: bool = False  # may begin before the previous launch ends; its kernel waits for that
 
     @property
     def sums_size(self) -> int:
@@ -65,7 +54,7 @@ class KernelArgs(NamedTuple):
     """The bytes of a kernel's argument struct, for arrays at address 0."""
 
     data: bytes
-    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
+    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address to add to it
     sized: tuple[int, ...] = ()  # the words that follow from the number of rows
 
 
@@ -73,7 +62,7 @@ class ArgsWriter:
     """Writes an argument struct, all of whose fields have eight bytes."""
 
     def __init__(self, slots: dict[str, int]) -> None:
-        self._slots = slots  # of the arrays that are present, by name
+        self._slots = slots  # by the names of the arrays that are present
         self._words: list[int] = []
         self._relocations: list[tuple[int, int]] = []
         self._sized: list[int] = []
@@ -85,7 +74,7 @@ class ArgsWriter:
         self._words.append(0)
 
     def pointers_into_workspace(self, offsets: Iterable[int | None]) -> None:
-        """Write addresses so many bytes past the workspace's start; null for None."""
+        """Write the addresses at byte offsets in the workspace; null for None."""
         for offset in offsets:
             if offset is not None:
                 self._relocations.append((len(self._words), self._slots["workspace"]))
@@ -101,20 +90,19 @@ class ArgsWriter:
         self._words.append(value)
 
     def finish(self, numbers: bytes = b"") -> KernelArgs:
-        """Return the arguments; `numbers` come last."""
         data = struct.pack(f"<{len(self._words)}q", *self._words)
         return KernelArgs(data + numbers, tuple(self._relocations), tuple(self._sized))
 
 
 def numbers_of(compute: DType, numbers: Iterable[float]) -> bytes:
-    """Return `Number` of types.cuh of each; what is too large for a float becomes infinite."""
+    """Return each number as a `Number` of types.cuh; too large numbers become infinite."""
     if compute is FLOAT64:
         return array("d", numbers).tobytes()
     return array("f", [half for number in numbers for half in (number, 0.0)]).tobytes()
 
 
 def cuda_type(dtype: DType | None) -> str:
-    """Return the name in the sources of a dtype, None where the operand is absent."""
+    """Return the name of a dtype in the sources; None is the dtype of an absent operand."""
     return "absent" if dtype is None else dtype.cuda
 
 
@@ -123,9 +111,9 @@ def cuda_bool(value: bool) -> str:
 
 
 class StreamingStores(NamedTuple):
-    """When a CPU's kernel sends results past the caches, and the macro that says how many."""
+    """The number of elements from which results bypass a CPU's caches, and the macro for that."""
 
-    least_elements: float  # of all rows
+    least_elements: float  # in all rows
     macros: Macros
 
     def at(self, elements: int) -> Macros:
@@ -139,9 +127,9 @@ def streaming_stores(
     compute: DType,
     caps: CpuCaps,
 ) -> StreamingStores:
-    """Return the rule for a kernel that moves operands and results of these dtypes, None absent.
+    """Return the rule for a kernel whose operands and results have these dtypes; None is absent.
 
-    The lines of `line` elements must be whole cache lines, and what is moved large.
+    Lines of `line` elements must be whole cache lines.
     """
     written = [dtype for dtype in results if dtype is not None]
     element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The capabilities of a device, on which launch plans depend, and the GPU features that they use.
+"""The capabilities of a device, on which launch plans depend, and the GPU features that plans use.
 
-The features are tested by interpreting the kernels' PTX: in four thread orders, with copies as
-early and as late as possible, and with a race detector. They have not run on a GPU yet.
-`CUNORM_FEATURES=none` in the environment turns them off; a list of names turns on only those.
-Without them, long rows and large samples are read twice, rows are loaded when they are needed, and
-a launch starts when the previous one has ended.
+The tests interpret the PTX of kernels that use features. No GPU has run them yet.
+`CUNORM_FEATURES=none` in the environment turns features off; a list of names turns on only those.
 """
 
 import os
@@ -14,16 +11,16 @@ from typing import NamedTuple
 _VARIABLE = "CUNORM_FEATURES"
 PORTABLE_CLUSTER = 8  # the cluster size, in blocks, that every GPU with clusters supports
 # A backward uses at most so many multiprocessors, so that memory for partial sums can be planned
-# before the GPU is known. No GPU had more when this was written.
+# before the GPU is known. Today's GPUs have fewer.
 MAX_SMS = 256
 MIN_ASYNC_COPY_BYTES = 4
 
 
 class Features(NamedTuple):
-    clusters: bool = False  # blocks that share a row or groups and send each other their sums
-    async_copies: bool = False  # of samples, and of rows while others are computed
+    clusters: bool = False  # blocks share a row or groups, and need not read x twice
+    async_copies: bool = False  # samples and later rows are copied during other work
     largest_cluster: int = 16  # blocks; halved while the driver has no room
-    programmatic_launches: bool = False  # the kernel itself waits for the previous launch
+    programmatic_launches: bool = False  # a kernel starts, and then waits for the previous launch
 
 
 class GpuCaps(NamedTuple):
@@ -53,7 +50,7 @@ _BY_DEFAULT = {
 
 
 def features_of(compute_capability: str) -> Features:
-    """Return the features that plans for a GPU use; "90" is the compute capability 9.0."""
+    """Return the features that plans for a GPU use; its compute capability "90" is 9.0."""
     named, number = _named(), int(compute_capability)
 
     def is_used(name: str) -> bool:
@@ -78,7 +75,7 @@ def describe_feature(name: str) -> str:
 
 
 def _named() -> set[str] | None:
-    """Return the features that the environment names, None without the variable."""
+    """Return the features that the environment variable names, None if it is not set."""
     names = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} - {""}
     features = names - {"none"}
     if unknown := features - set(MIN_CAPABILITY):

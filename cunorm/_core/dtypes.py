@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type: one of the four below, compared by identity."""
+    """A storage type. There are four, which are compared by identity."""
 
     name: str
     cuda: str  # its name in the CUDA sources
@@ -32,25 +32,24 @@ ALLOWED = "float16, bfloat16, float32 or float64"
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
 }
-# Keyed by the dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs, so that
-# ml_dtypes is imported only if needed.
+# The keys are dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs, because
+# only then ml_dtypes is needed.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
 def promoted(a: DType, b: DType) -> DType:
-    """Return the type of a sum: float16 with bfloat16 gives float32."""
+    """Return the type of a sum; that of float16 and bfloat16 is float32."""
     if a is b:
         return a
     return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
 
 
 def compute_type(*dtypes: DType | None) -> DType:
-    """Return the type in which operands of these types are computed."""
     return FLOAT64 if FLOAT64 in dtypes else FLOAT32
 
 
 def pass_hint(argument: str, instead: str) -> str:
-    """Return the end of an error that says what to pass; "" for outputs, which cannot be copies."""
+    """Return the end of an error text: what to pass. Outputs, which cannot be copies, have none."""
     return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"
 
 
@@ -74,9 +73,9 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
 
 
 def parse_dtype(function: str, argument: str, spec: object) -> DType:
-    """Return the storage type of a name, or of a dtype or scalar type of any library.
+    """Return the storage type for a name, or for a dtype or scalar type of any library.
 
-    Python's own ``float`` is refused: it is float64 to NumPy and float32 to the others.
+    Refuse Python's ``float``, which is float64 in NumPy and float32 in other libraries.
     """
     name = _name(spec)
     if name not in DTYPES:
@@ -90,7 +89,7 @@ def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | 
 
 
 def _name(spec: object) -> str | None:
-    """Return the name of a dtype in its library, None if `spec` is no dtype."""
+    """Return the name of a dtype in its library, None for other objects."""
     if isinstance(spec, str):
         return spec
     if type(spec).__module__.partition(".")[0] == "torch":

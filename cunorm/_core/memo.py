@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounded caches of functions, and maps of things loaded once; `clear_all` empties all of them."""
+"""Bounded caches of functions, and maps of values loaded once; `clear_all` empties all of them."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -38,21 +38,21 @@ def typed_key(number: Any) -> tuple[Any, type, str] | None:
 
 
 class OnceMap(Generic[K, V]):
-    """Values by key, each loaded once in a process, by the first thread that needs it."""
+    """Values by key; the first thread that needs a value loads it for the process."""
 
     def __init__(self) -> None:
         self.values: dict[K, V] = {}
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
-            # No thread of a forked child would release a lock that a thread of its parent held.
+            # A forked child lacks the threads that would release its locks.
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def get(self, key: K) -> V | None:
         return self.values.get(key)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
-        """Return a value, and the flag that `load` returned; False if it was loaded before."""
+        """Return a value, and the flag that `load` returned, False if the value was there."""
         try:
             with self._loading.setdefault(key, Lock()):
                 values = self.values  # clear() replaces it
@@ -66,5 +66,5 @@ class OnceMap(Generic[K, V]):
             self._loading.pop(key, None)  # threads that wait for this lock find the value
 
     def clear(self) -> None:
-        """Load everything again from now on; values that are being loaded now are not kept."""
+        """Forget all values, also those that other threads are loading now."""
         self.values = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays as kernels see them: shape, strides, dtype, device and a pointer; and where rows lie."""
+"""Arrays as kernels see them: shape, strides, dtype, device and pointer; and the layout of rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ import numpy as np
 from cunorm._core.dtypes import FLOAT16, DType
 
 WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
-_UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
+_UNBOUNDED = 2**62  # the size of the outermost axis, which kernels do not need
 
 Shape = tuple[int, ...]
-Arrays = tuple[Any, ...]  # of a call, some of which may be None
+Arrays = tuple[Any, ...]  # the arrays of a call, some of which may be None
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Device(NamedTuple):
-    """Where memory lies: kind "cpu" (index 0) or "cuda"; plans also know "meta", nowhere."""
+    """Where memory lies: kind "cpu" (index 0) or "cuda"; plans also take "meta", without memory."""
 
     kind: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
@@ -50,7 +50,7 @@ class TensorSpec(NamedTuple):
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
     def dense(self, axes: Sequence[int] | None = None) -> "TensorSpec":
-        """Return the spec of a copy with its axes in this order in memory; None is C order."""
+        """Return the spec of a copy with its axes in this order in memory, None for C order."""
         if axes is None:
             return contiguous(self.shape, self.dtype, self.device)
         return self.permuted(axes).dense().permuted(inverse_permutation(axes))
@@ -64,20 +64,19 @@ OptionalSpecs = tuple[OptionalSpec, ...]
 class ArrayView:
     """One array of a call."""
 
-    pointer: int  # the address of the first element; anything where the array is empty
+    pointer: int  # the address of the first element; any number if the array is empty
     spec: TensorSpec
-    # Keeps the memory alive. It is the caller's array, unless its data was copied or came through
-    # a DLPack capsule: an output is right only if it is the array.
+    # Keeps the memory alive: the caller's array, or a copy or DLPack capsule, which no output is.
     owner: Any
-    adapter: Any  # an ArrayAdapter, of the library of the array
+    adapter: Any  # the ArrayAdapter of the array's library
     writable: bool  # as the library says
     is_new: bool = False  # made in this call
 
 
 def host_array(view: ArrayView) -> HostArray:
-    """Return an array in host memory as NumPy's, of float16 for bfloat16: to copy bits."""
+    """Return an array in host memory as a NumPy array, with float16 for the bits of bfloat16."""
     spec, itemsize = view.spec, view.spec.dtype.itemsize
-    if 0 in spec.shape:  # its address may be null, which NumPy would refuse
+    if 0 in spec.shape:  # the address may be null, which NumPy refuses
         return np.empty(spec.shape, f"=f{itemsize}")
     interface = {
         "version": 3,
@@ -90,7 +89,6 @@ def host_array(view: ArrayView) -> HostArray:
 
 
 def contiguous(shape: Shape, dtype: DType, device: Device) -> TensorSpec:
-    """Return the spec of an array in C order."""
     return TensorSpec(shape, contiguous_strides(shape), dtype, device)
 
 
@@ -113,7 +111,7 @@ def is_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
 
 
 def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
-    """Return the axes of a dense array from the outermost in memory, None in C order."""
+    """Return the axes of a dense array from the outermost in memory, None for C order."""
     if spec.strides == contiguous_strides(spec.shape):
         return None
     return tuple(sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis]))
@@ -130,7 +128,7 @@ def bytes_spec(size: int, device: Device) -> TensorSpec:
 
 
 def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None:
-    """Return byte strides in elements, None where one is no whole number of elements."""
+    """Return byte strides in elements, None if a stride is no whole number of elements."""
     elements = tuple(stride // itemsize for stride in strides)
     return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
@@ -143,7 +141,7 @@ def optional_dtype(spec: OptionalSpec) -> DType | None:
 
 
 class RowLayout(NamedTuple):
-    """Where rows are along up to three leading axes, as `Rows` in operands.cuh has them."""
+    """The position of rows along up to three leading axes, as in `Rows` of operands.cuh."""
 
     inner: int  # sizes
     middle: int
@@ -157,18 +155,17 @@ class RowLayout(NamedTuple):
 
     @property
     def axes(self) -> int:
-        """Return how many leading axes there are, or 1 for none."""
-        return 1 if self.inner == _UNBOUNDED else 3
+        return 1 if self.inner == _UNBOUNDED else 3  # leading axes; 1 if there are none
 
 
 class RowAxes(NamedTuple):
-    """Where the rows of an array begin: after so many axes, and at each group of the columns."""
+    """The axes of rows: so many leading axes, and the groups into which columns are divided."""
 
     leading_axes: int
     groups: int = 1
 
     def layout(self, spec: TensorSpec) -> RowLayout | None:
-        """Return the layout of an array's rows, None where kernels cannot follow its strides.
+        """Return the layout of an array's rows, None if kernels cannot follow its strides.
 
         Each row must be contiguous, with at most three leading axes once `collapsed`.
         """
@@ -190,7 +187,7 @@ class RowAxes(NamedTuple):
         return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
     def layout_of_input(self, spec: OptionalSpec) -> RowLayout:
-        """Return the layout of an input's rows, or of its copy in C order; any where absent."""
+        """Return the layout of an input's rows or of its copy's; any layout if it is absent."""
         if spec is None:
             return SINGLE_ROW
         layout = self.layout(spec) or self.layout(spec.dense())
@@ -203,7 +200,7 @@ SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
 
 
 def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (size, stride) of the axes; neighbours that one stride walks are joined."""
+    """Return (size, stride) of the axes; join neighbours that a single stride can walk."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:

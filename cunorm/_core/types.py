@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The types of public arguments, for type checkers, and the names that these arguments take."""
+"""The types of public arguments, for type checkers."""
 
 from collections.abc import Collection
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -8,13 +8,13 @@ import numpy as np
 
 
 class SupportsDLPack(Protocol):
-    """An array of any library. The operands of a call may be of several."""
+    """An array of any library; the operands of a call may be of several libraries."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> object: ...
 
 
-# x and the results. A dtype argument may give NumPy's another dtype than x has, and a subclass
-# gives its base; an object that has only __dlpack__ gives an array of NumPy or CuPy.
+# The type of x and of the results. Results may have another dtype than x, and are of the base class
+# if x is of a subclass. An object that has only __dlpack__ gives a NumPy or CuPy array.
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 
 
@@ -35,6 +35,6 @@ Need = Literal["x", "weight", "bias", "gate"]
 GroupNeed = Literal["x", "weight", "bias"]
 
 T = TypeVar("T")
-Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # for mypy ("x",) is of the latter only
+Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # mypy takes ("x",) for a tuple alone
 Needs = Collection[Need] | tuple[Need, ...]
 GroupNeeds = Collection[GroupNeed] | tuple[GroupNeed, ...]

@@ -12,7 +12,7 @@ from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, pass_hint
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
 from cunorm._core.types import Activation
 
-# The activations of gates and of group norms: their names in the sources by the public ones.
+# The names of activations in the sources, by their public names.
 ACTIVATIONS: dict[str, str] = {name: name for name in get_args(Activation)} | {"swish": "silu"}
 
 
@@ -23,13 +23,13 @@ def describe_type(kind: type) -> str:
 
 
 def array_hint(function: str, argument: str, value: object, make: str = "numpy.asarray") -> str:
-    """Return the end of an error for a non-array: how to make an array, or what was meant instead.
+    """Return the end of an error for a non-array: what to pass instead.
 
     `make` is the name of a function that makes an array.
     """
     kind, items = type(value), value if isinstance(value, list | tuple) else [value]
     is_numpy = make == "numpy.asarray"
-    if hasattr(kind, "_fields"):  # a result, of which a field may be meant
+    if hasattr(kind, "_fields"):  # a tuple of results, which may have the array that was meant
         return pass_hint(argument, f"{argument}.{argument}") if argument in kind._fields else ""
     has_torchs_name = "layer_norm" in function or "rms_norm" in function
     is_shape = has_torchs_name and argument == "weight" and {*map(type, items)} == {int}
@@ -82,7 +82,6 @@ def epsilon(function: str, eps: object) -> float:
 
 
 def parse_c(function: str, c: object) -> float | None:
-    """Return c, the length to which rows are scaled, as a float or None."""
     return None if c is None else finite(function, "c", c, "a finite number or None")
 
 
@@ -95,12 +94,11 @@ def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -
 
 
 def activation(function: str, argument: str, value: Any) -> str:
-    """Return the name of an activation in the CUDA sources."""
     return ACTIVATIONS[choice(function, argument, value, ACTIVATIONS)]
 
 
 def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a collection of names, in the order of the allowed ones."""
+    """Return a collection of names, in the order of `allowed`."""
     expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
     if not isinstance(value, list | tuple | Set):
         raise TypeError(f"{function}: {argument} is {value!r}, {expected}")
@@ -110,7 +108,6 @@ def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) ->
 
 
 def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, OptionalSpec]]) -> None:
-    """Check that every operand is on the device of x."""
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
             raise ValueError(
@@ -122,7 +119,7 @@ def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, Opti
 def agreed_dtype(
     function: str, argument: str, dtype: DType | None, other: str, operand: OptionalSpec
 ) -> None:
-    """Check that an array has the dtype of an argument, where both are given."""
+    """Check that an array has the dtype of an argument, if both are given."""
     if dtype is not None and operand is not None and operand.dtype is not dtype:
         raise ValueError(
             f"{function}: {other} has dtype {operand.dtype}, expected {dtype}, that of {argument}"
@@ -130,7 +127,6 @@ def agreed_dtype(
 
 
 def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
-    """Check that `out` is None or a named tuple of results."""
     if out is not None and not isinstance(out, result):
         got, expected = describe_type(type(out)), f"a {result.__name__} of arrays and Nones"
         raise TypeError(f"{function}: out is {got}, expected {expected}")

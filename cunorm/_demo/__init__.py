@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import cunorm
-from cunorm._backends.cpu import waiting
-from cunorm._backends.cpu.compile import prepare_headers
+from cunorm._backends.cpu import compile as cpu_compile
 from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core.dtypes import DTYPES, numpy_dtype
@@ -86,20 +85,17 @@ def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
 def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
     """Yield the rows of all operators; while the caller times one, nothing compiles.
 
-    The first operator is alone, so that its rows are there soon, and the second one compiles beside
-    the system's headers, which make all later compiles faster.
+    The first operator is alone, so that its rows are there soon.
     """
-    waiting.is_announced.set()
+    cpu_compile.is_announced.set()
     yield from _rows(*cases[0], device)
-    for first, end in pairwise((1, *range(2, len(cases), 3 * available_cores()), len(cases))):
-        calls: list[Callable[[], Any]]
+    for first, end in pairwise((*range(1, len(cases), 3 * available_cores()), len(cases))):
+        calls: list[Callable[[], list[Row]]]
         calls = [partial(list, _rows(*case, device)) for case in cases[first:end]]
-        if first == 1 and device.library is np:
-            calls.append(prepare_headers)
         names = ", ".join(dict.fromkeys(operator.name for operator, _ in cases[first:end]))
         with out.status(f"{first} of {len(cases)} norms; compiling {names}"):
-            rows = call_concurrently(calls, waiting.PATIENCE, lambda: None)
-        yield from chain.from_iterable(rows[: end - first])
+            rows = [future.result() for future in call_concurrently(calls)]
+        yield from chain.from_iterable(rows)
 
 
 def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,12 +118,6 @@ def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypat
         assert found == ["row_norm_forward"] * times
         (library,) = folder.iterdir()
         size = library.stat().st_size
-        mapped = Path("/proc/self/maps")
-        if mapped.exists():  # on Linux
-            lines = [line for line in mapped.read_text().splitlines() if str(folder) in line]
-            inodes = {line.split()[4] for line in lines if not line.endswith("(deleted)")}
-            assert inodes == {str(library.stat().st_ino)}
-            assert any(line.endswith("(deleted)") for line in lines) == (times > 1), "it stays"
         assert cunorm.cache_info()[:4] == (folder, 1, size, 1)
         assert cunorm.clear_cache() == (1, size)
         assert libraries(folder) == []
@@ -135,18 +128,18 @@ def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypat
 def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
     digest = "0123456789abcdef" * 2
     ours = [f"row_norm_forward-{digest}.so", f"param_grad-{digest}.so"]
-    helping = [f"headers-{digest}.h.gch", f"refused-{digest}.json"]
+    helping = [f"refused-{digest}.txt"]
     forward = f"row_norm_forward-{digest}"
     others = [f"{forward}.so.bak", f"{forward[:-1]}.so", f"{forward}0.so", f"{forward.upper()}.so"]
-    others += [f"-{digest}.so", f"{digest}.so", "numpy.so", "notes.txt", "headers-0.h.gch"]
+    others += [f"-{digest}.so", f"{digest}.so", "numpy.so", "notes.txt", "refused-0.txt"]
     (folder / "tmpabc").mkdir(parents=True)
     elsewhere, within = tmp_path / ours[0], folder / "tmpabc" / ours[0]
     for path in (*(folder / name for name in (*ours, *helping, *others)), elsewhere, within):
         path.write_bytes(b"123")
     (folder / f"folder-{digest}.so").mkdir()
     (folder / f"link-{digest}.so").symlink_to(elsewhere)
-    assert cunorm.cache_info()[1:3] == (2, 12)
-    assert cunorm.clear_cache() == (4, 12)
+    assert cunorm.cache_info()[1:3] == (2, 9)
+    assert cunorm.clear_cache() == (3, 9)
     left = {path.name for path in folder.iterdir()}
     assert left == {*others, f"folder-{digest}.so", "tmpabc", f"link-{digest}.so"}
     assert elsewhere.exists()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Lists of kernels on several threads: each block runs once, each kernel after the previous one."""
 
-import ctypes
 import subprocess
 from itertools import pairwise
 from types import SimpleNamespace
@@ -59,7 +58,7 @@ def entry(tmp_path_factory):
     includes = [f"-I{_compile._HOST}", f"-I{_compile._INCLUDE}", "-Ikernels_cu"]
     command = [*compiler().command, "-std=c++17", "-O1", "-fopenmp", "-shared", "-fPIC"]
     subprocess.run([*command, *includes, str(source), "-o", str(library)], check=True)
-    return _compile.entry_of(ctypes.CDLL(str(library)))
+    return _compile.entry_of(library)
 
 
 def calls_of(grids, work, parts=None):

@@ -109,7 +109,6 @@ class Emulator:
         """Call a function with all kernels compiled for ARM, and run in the emulator."""
         environment = {"CXX": COMPILER, "CUNORM_CXXFLAGS": "-O1", "OMP_NUM_THREADS": "2"}
         with fresh_process(CUNORM_CACHE_DIR=self.folder / "cache", **environment) as patch:
-            patch.setattr(_compile, "_opened", lambda path: path)
             patch.setattr(_compile, "entry_of", self.load)
             patch.setattr(_dispatch, "cpu_loaded", self.loaded)
             return function()

@@ -14,7 +14,7 @@ import pytest
 
 import cunorm
 from tests.support.calls import raises
-from tests.support.internals import _command, _compile, _info, _pool, _warmup, main
+from tests.support.internals import _command, _compile, _info, _processes, _warmup, main
 
 TRAINING = ("rms_norm_forward", "rms_norm_backward")  # three builds
 
@@ -75,7 +75,7 @@ def test_who_interrupts_does_not_wait_for_what_has_not_begun(loads, monkeypatch)
         raise KeyboardInterrupt
 
     while_loading(monkeypatch, lambda build: time.sleep(0.05))
-    monkeypatch.setattr(_pool, "wait", interrupt)
+    monkeypatch.setattr(_processes, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         warm(workers=1, progress=False)
     assert len(loads) <= 1

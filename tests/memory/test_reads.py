@@ -16,7 +16,7 @@ from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.guarded import OnGuarded
 from tests.support.host_code import needs_a_compiler
-from tests.support.internals import _compile, compiler
+from tests.support.internals import compiler
 from tests.support.operands import at
 from tests.support.placed import Samples
 from tests.support.processes import in_process
@@ -56,7 +56,6 @@ def check(side: str) -> None:
 
 def check_some() -> None:
     """Run some calls of each kernel, in usual memory."""
-    _compile.prepare_headers()
     for kernel, cases in CASES.items():
         for case in cases[3::2]:
             call_of(kernel, case, OnNumpy()).check()

@@ -37,10 +37,7 @@ def for_machine(machine: str) -> tuple[str, ...]:
     """Return the shipped options of the CPU build, with another -march and loops exported."""
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
-    shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
-    if "-include" in shipped:  # the tests' compiled headers
-        del shipped[shipped.index("-include") :][:2]
-    return (f"-march={machine}", *shipped, "-fvisibility=default")
+    return (f"-march={machine}", *_compile._OPTIONS, "-fvisibility=default")
 
 
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:

@@ -19,7 +19,6 @@ from cunorm._backends import cpu as _cpu
 from cunorm._backends import cpu as _scratch
 from cunorm._backends import cuda as _cuda
 from cunorm._backends import driver as _driver
-from cunorm._backends import pool as _pool
 from cunorm._backends.cpu import Program
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
@@ -27,7 +26,6 @@ from cunorm._backends.cpu import files as _files
 from cunorm._backends.cpu import processes as _processes
 from cunorm._backends.cpu import threads as _caches
 from cunorm._backends.cpu import threads as _threads
-from cunorm._backends.cpu import waiting as _waiting
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
@@ -114,14 +112,12 @@ __all__ = [
     "_group_tiling",
     "_info",
     "_memo",
-    "_pool",
     "_processes",
     "_registry",
     "_row_norm",
     "_scratch",
     "_threads",
     "_types",
-    "_waiting",
     "_warmup",
     "cache_folder",
     "compiler",

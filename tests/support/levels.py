@@ -7,12 +7,21 @@ Each level has its own loaded kernels, so that no test runs a build of another l
 from __future__ import annotations
 
 import os
+import subprocess
 from collections import Counter
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tests.support.internals import OnceMap, _compile, _dispatch
+from tests.support.internals import OnceMap, _compile, _compiler, _dispatch, _files, compiler
 
 BUDGET = {"O0": 720, "O1": 5, "O3": 31}  # builds of a whole run at each level
+
+# GCC ignores the compiled form where it does not fit the other options.
+_SYSTEM_HEADERS = (_compile._HOST / "intrinsics.h").read_text("utf-8") + "".join(
+    f"#include <{name}>\n"
+    for name in ("algorithm", "cmath", "cstring", "pthread.h", "type_traits", "vector")
+)
 
 builds: set[tuple[str, str]] = set()  # levels and builds of this process
 _current = "O3"
@@ -28,13 +37,29 @@ def use(level: str) -> None:
     _compile.loaded = _stored.get(level) or OnceMap()
     _dispatch.clear_calls()  # its calls hold kernels of the former level
     _current = level
-    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is the shipped level
+    more = f" -include {_headers()}" if level == "O0" and _headers().exists() else ""
+    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}{more}"  # O3 is shipped
 
 
 def prepare() -> None:
-    """Compile the system's headers for most tests, which else compile many builds without them."""
-    use("O0")
-    _compile.prepare_headers()
+    """Precompile the system's headers for O0: that halves the 0.6 to 0.7 s that a build takes."""
+    cxx, headers = compiler(), _headers()
+    if cxx is None or not cxx.is_gcc or headers.exists():
+        return
+    optional = _compiler.optional(cxx, _compile._OPTIONS, headers.parent)
+    with _files.temporary(headers) as folder:
+        source = folder / "headers.h"
+        source.write_text(_SYSTEM_HEADERS)
+        command = [*cxx.command, *optional, *_compile._OPTIONS, "-O0", "-x", "c++-header"]
+        subprocess.run([*command, source, "-o", f"{source}.gch"], check=True)
+        Path(f"{source}.gch").replace(f"{headers}.gch")
+        source.replace(headers)
+
+
+@cache
+def _headers() -> Path:
+    digest = _files.digest(compiler(), _compiler.cpu_identity(), _SYSTEM_HEADERS)
+    return _files.cache_folder() / f"test-headers-{digest}.h"
 
 
 def count_builds() -> None:

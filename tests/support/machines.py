@@ -54,8 +54,6 @@ def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
         patch.setenv("CUNORM_CXXFLAGS", options + more)
         patch.setattr(_compile, "_INCLUDE", headers)
         patch.setattr(_compile, "_HOST", headers / "host")
-        if (options + more, headers) not in _loaded:
-            _compile.prepare_headers()
         patch.setattr(_compile, "loaded", _loaded.setdefault((options + more, headers), OnceMap()))
         _forget()
         try:

@@ -15,15 +15,15 @@ from cunorm._core.plan import CallSize, KernelCall
 
 Run = Callable[[Sequence[int]], object]  # given the addresses of arrays
 
-_WORD = 8  # bytes; arguments are a multiple of it
-_SERIAL_WORK = 1 << 15  # up to so many elements other threads cost more than they save
-# `struct List`, `struct Task` and `struct Place` of launch.h.
+_WORD = 8  # bytes; arguments are whole words
+_SERIAL_WORK = 1 << 15  # elements; for fewer, further threads cost more time than they save
+# The structs List, Task and Slot of launch.h.
 _LIST, _TASK, _SLOT = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 _INTEGER = struct.Struct("<q")
 
 
 class Program:
-    """Kernels that run one after the other, as launch.h reads them."""
+    """Kernels that run one after the other, in the form that launch.h reads."""
 
     def __init__(self, calls: Sequence[KernelCall], array_count: int) -> None:
         entries = libraries(call.launch.build for call in calls)
@@ -52,7 +52,7 @@ class Program:
         return self._run(self._listed, [(call.work, call.launch.grid) for call in self._calls])
 
     def run_of(self, sizes: Sequence[CallSize]) -> Run:
-        """Return a function that runs them for another number of rows."""
+        """Return a function that runs the kernels for another number of rows."""
         listed, grid_at = bytearray(self._listed), _LIST.size + _WORD
         for (grid, _, words), offsets in zip(sizes, self._sized, strict=True):
             _INTEGER.pack_into(listed, grid_at, grid)
@@ -77,9 +77,10 @@ def _no_memory() -> NoReturn:
     raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
 
 
-# --- workspaces: some MiB are kept, because allocating them takes longer --------------------------
+# --- workspaces -----------------------------------------------------------------------------------
 
-_LARGEST = 16 << 20  # bytes that are kept in one piece
+# Workspaces are kept for later calls, because allocating them takes longer.
+_LARGEST = 16 << 20  # bytes
 _PIECES = 4
 
 
@@ -88,12 +89,12 @@ class Piece(NamedTuple):
     address: int
 
 
-_kept: list[Piece] = []  # threads take and put back by one atomic operation each
+_kept: list[Piece] = []  # its pop and append are atomic
 on_clear(_kept.clear)
 
 
 def take(size: int) -> Piece:
-    """Return memory of at least a size in bytes."""
+    """Return memory of at least so many bytes."""
     try:
         piece = _kept.pop()
         if piece.array.nbytes >= size:
@@ -105,7 +106,7 @@ def take(size: int) -> Piece:
 
 
 def with_scratch(size: int, run: Run) -> Run:
-    """Return `run` with memory of a size for its last pointer, where that is 0."""
+    """Return `run` with so many bytes of memory for its last pointer if that is 0."""
     if not size:
         return run
 

@@ -2,32 +2,32 @@
 """Compiles kernels with the machine's C++ compiler, caches them on disk, and loads them."""
 
 import ctypes
+import logging
 import os
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
-from cunorm._backends.cpu import files, precompiled, waiting
+from cunorm._backends.cpu import files
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
-from cunorm._backends.cpu.files import TEMPORARY, cache_folder, checksum_matches, digest
+from cunorm._backends.cpu.files import cache_folder, checksum_matches, digest
 from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import short_waits
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
-from cunorm._core.memo import OnceMap, memoize, on_clear
+from cunorm._core.memo import OnceMap, memoize
 
 _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
-# Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
-# a product and a sum are contracted only where the source says fma.
+# IEEE arithmetic is strict: no option may set flush-to-zero in the process that loads the library,
+# and a product and a sum are contracted only where the source says fma.
 _OPTIONS = (
     "-std=c++17",
     "-O3",
@@ -41,56 +41,51 @@ _STOPPED = (
     "cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "
     "CUNORM_CACHE_DIR name a folder on another disk, and call again"
 )
-_MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable; its options come last
+_MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable
+PATIENCE = 2.0  # seconds until a call logs that it waits for the compiler
+is_announced = Event()  # callers that inform the user themselves set it, too
 
 
 class Entry(NamedTuple):
     """The functions of a library; see launch.h."""
 
-    run: Callable[[bytes, bytes, int], int]  # runs kernels of this and other libraries
-    blocks: int  # the address of the function that runs blocks of its kernel
+    run: Callable[[bytes, bytes, int], int]  # runs kernels of this library and of others
+    blocks: int  # the address of the function that runs blocks of the library's kernel
 
 
 class Failed(RuntimeError):
-    """A build does not compile."""
-
-    was_stopped = False  # for a reason other than its options and source
+    """A build does not compile because of its options or its source."""
 
 
 def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
-    """Return the entries of builds; those that are not loaded are compiled in parallel."""
+    """Return the entries of builds; compile missing builds in parallel."""
     builds = list(builds)
-    found = {build: loaded.get(build) for build in builds}
-    missing = [build for build, entry in found.items() if entry is None]
+    found = {build: entry for build in builds if (entry := loaded.get(build))}
+    missing = [build for build in dict.fromkeys(builds) if build not in found]
     if missing:
-        calls = [partial(library, build) for build in missing]
-        announce = partial(waiting.announce_compile, missing)
-        entries = call_concurrently(calls, waiting.PATIENCE, announce)
-        found |= zip(missing, entries, strict=True)
-    return [entry for build in builds if (entry := found[build]) is not None]
+        calls = [partial(prepare, build) for build in missing]
+        step = partial(announce_after, monotonic() + PATIENCE, missing)
+        futures = call_concurrently(calls, step=step)
+        found |= {build: future.result()[0] for build, future in zip(missing, futures, strict=True)}
+    return [found[build] for build in builds]
 
 
-def library(build: KernelBuild) -> Entry:
-    """Return the entry of a build: loaded, from the cache on disk, or compiled."""
-    return loaded.get(build) or loaded.load_once(build, partial(_load, build))[0]
+def announce_after(end: float, builds: Iterable[KernelBuild], ended: int = 0) -> None:
+    """Log what is being compiled, once in a process and only after a time."""
+    if monotonic() >= end and not is_announced.is_set():
+        is_announced.set()
+        names = " and ".join(dict.fromkeys(build.kernel for build in builds))
+        text = "cunorm compiles %s, once for this machine; cunorm.warmup does so ahead"
+        with suppress(OSError, ValueError):  # a stream that was closed
+            logging.getLogger("cunorm").warning(text, names)
 
 
 loaded: OnceMap[KernelBuild, Entry] = OnceMap()
-_cleared = Event()
-on_clear(_cleared.set)
 
 
-def prepare(build: KernelBuild) -> bool:
-    """Load a build before its first launch; return whether that called the compiler."""
-    return loaded.load_once(build, partial(_load, build))[1]
-
-
-def prepare_headers() -> None:
-    """Compile the system's headers ahead of many builds that share them."""
-    cxx = compiler()
-    if cxx is not None:
-        base, folder = base_options(), cache_folder()
-        precompiled.prepare(cxx, (*_compiler.optional(cxx, base, folder), *base))
+def prepare(build: KernelBuild) -> tuple[Entry, bool]:
+    """Return the entry of a build, and whether this call compiled it."""
+    return loaded.load_once(build, partial(_load, build))
 
 
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
@@ -100,31 +95,19 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
         was_compiled = was_compiled or is_new
         try:
             with short_waits():
-                return entry_of(_opened(path)), was_compiled
-        except OSError:  # another process cleared the cache
+                return entry_of(path), was_compiled
+        except OSError:  # for example, another process cleared the cache
             tries -= 1
             if not tries:
                 raise
 
 
-def entry_of(shared: ctypes.CDLL) -> Entry:
-    run = shared.cunorm_run  # no argtypes: they would check each argument, which is bytes or an int
+def entry_of(path: Path) -> Entry:
+    shared = ctypes.CDLL(os.fspath(path))
+    run = shared.cunorm_run  # without argtypes, which would check each argument
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
     return Entry(run, blocks)
-
-
-def _opened(path: Path) -> ctypes.CDLL:
-    """Open a library; once the cache was cleared, by a new name, as loaders reuse known names."""
-    if not _cleared.is_set():
-        return ctypes.CDLL(os.fspath(path))
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
-        link = Path(folder, f"{next(_numbers)}-{path.name}")
-        link.symlink_to(path)
-        return ctypes.CDLL(os.fspath(link))
-
-
-_numbers = count()
 
 
 def _compiled(build: KernelBuild) -> tuple[Path, bool]:
@@ -136,13 +119,11 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
     optional = _compiler.optional(cxx, base, folder)
     try:
         return _compiled_with(build, cxx, (*optional, *base))
-    except Failed as failed:
-        if failed.was_stopped:
-            raise
-    _compiler.probe(cxx, base, folder)
+    except Failed:
+        _compiler.probe(cxx, base, folder)
     if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without the refused options
-    # Each option works, but not with this source: drop first those that are only for speed.
+    # Each option works, but not with this source. Drop first the options that are only for speed.
     with suppress(Failed):
         needed = (option for option in optional if option in ("-march=native", "-fopenmp"))
         return _compiled_with(build, cxx, (*needed, *base))
@@ -150,7 +131,6 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
 
 
 def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
-    """Return the library of a build; its name depends on the options."""
     made_by = (*options, *cxx, _stand_ins(), cpu_identity())
     text = f"#define LIBRARIES cunorm_{digest(*made_by)}\n{_translation_unit(build)}"
     name = digest(text, *made_by)
@@ -180,29 +160,23 @@ def _translation_unit(build: KernelBuild) -> str:
 
 @memoize(maxsize=1)
 def _stand_ins() -> str:
-    """Return the text of the headers that the compiler, not `source_text`, includes."""
+    """Return the text of the headers that the compiler includes, and `source_text` does not."""
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 
 def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
-    """Compile a build, with the system's precompiled headers if there are any."""
-    headers = precompiled.options_for(cxx, options)
     with files.temporary(target) as folder:
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
-        first = answer = run([*cxx.command, *options, *headers, *own], folder)
-        if first.returncode != 0 and headers:
-            answer = run([*cxx.command, *options, *own], folder)
-            if answer.returncode == 0 and not _compiler.was_stopped(first):
-                precompiled.give_up(headers)
+        answer = run([*cxx.command, *options, *own], folder)
         if answer.returncode != 0:
             raise _failure(build, answer)
         files.append_checksum(made)
         made.replace(target)
 
 
-def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Failed:
+def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> RuntimeError:
     log = answer.stderr.splitlines()
     if answer.returncode < 0:
         log.append(f"error: killed by signal {-answer.returncode}")
@@ -214,6 +188,4 @@ def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Fa
         f"  its command: {shlex.join(answer.args)}",
         f"  the build: {build}",
     ]
-    failed = Failed("\n".join(lines))
-    failed.was_stopped = was_stopped
-    return failed
+    return (RuntimeError if was_stopped else Failed)("\n".join(lines))

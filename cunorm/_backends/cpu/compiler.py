@@ -2,7 +2,6 @@
 """The machine's C++ compiler: its command, its runs, and the options that it takes."""
 
 import errno
-import json
 import os
 import platform
 import re
@@ -20,10 +19,10 @@ from typing import NamedTuple
 from cunorm._backends.cpu import processes
 from cunorm._backends.cpu.files import digest, temporary
 
-_REFUSAL_TTL = 24 * 60 * 60  # seconds; then a refused option is tried again
+_REFUSAL_TTL = 24 * 60 * 60  # seconds until a refused option is tried again
 _ANSWER_LIMIT = 60.0  # seconds, for --version
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
-# Messages of compilers that ended, or whose children ended, for lack of memory or disk space.
+# Messages of compilers that lacked memory or disk space, or whose children did.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
     r"|out of memory|cannot allocate",
@@ -48,7 +47,7 @@ class Search(NamedTuple):
     """The result of a search for a compiler."""
 
     compiler: Compiler | None
-    cxx_problem: str  # that $CXX does not answer; empty if it does or is not set
+    cxx_problem: str  # says that $CXX does not answer; empty if it does or is not set
     warnings: tuple[str, ...]  # about programs that are not used
 
 
@@ -56,7 +55,7 @@ _warned: set[str] = set()
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler; warn, the first time, if there is none."""
+    """Whether there is a C++ compiler; warn once if there is none."""
     if compiler() is not None:
         return True
     problem = f" ({search().cxx_problem})" if search().cxx_problem else ""
@@ -79,7 +78,7 @@ def _warn_once(text: str) -> None:
 
 
 def compiler() -> Compiler | None:
-    """Return the C++ compiler or None; warn, the first time, about programs that are not used."""
+    """Return the C++ compiler or None; warn once about programs that are not used."""
     found = search()
     for text in found.warnings:
         _warn_once(text)
@@ -87,7 +86,7 @@ def compiler() -> Compiler | None:
 
 
 def forget() -> None:
-    """Make the next use search for a compiler, and warn, again."""
+    """Let the next use search for a compiler again, and warn again."""
     search.cache_clear()
     _warned.clear()
 
@@ -103,7 +102,7 @@ def search() -> Search:
         except processes.Stopped as stopped:
             cause = stopped.__cause__
             if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
-                raise  # for example for lack of memory: it may start later
+                raise  # the compiler may start later, for example when there is memory
             remarks.append(f"{stopped}\n  It is not used.")
         if found is not None:
             break
@@ -125,7 +124,7 @@ def _answer(command: Sequence[str]) -> Compiler | None:
 
 
 def _chosen() -> list[str]:
-    """Return the command in $CXX, empty where it is not set."""
+    """Return the command in $CXX, an empty list if it is not set."""
     chosen = os.environ.get("CXX", "")
     try:
         return shlex.split(chosen)
@@ -135,17 +134,13 @@ def _chosen() -> list[str]:
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the compiler with its temporary files in a folder; if it does not start, forget it."""
+    in_english = {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
     try:
-        return processes.run(command, environment(folder))
+        return processes.run(command, in_english)
     except processes.Stopped as stopped:
         if isinstance(stopped.__cause__, OSError):
             forget()
         raise
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a compiler, for messages in English."""
-    return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
 
 
 @cache
@@ -162,12 +157,11 @@ def cpu_identity() -> str:
 def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
-    -march=native: Clang before 15 and Apple's, both on ARM, and cross compilers refuse it.
-    -fschedule-insns: several items of a pack are computed at a time, so that a gated forward takes
-    a tenth less. With 16 registers that spills without -fsched-pressure.
-    -fno-gcse-after-reload: the search for spilled values that are still in a register takes a tenth
-    of a compile and gains nothing. -mmove-max, -mstore-max: with AVX-512, GCC else copies items in
-    halves, and a later load of a whole item has to wait for both.
+    Cross compilers refuse -march=native, and on ARM Apple's Clang and others before Clang 15. With
+    -fschedule-insns several items of a pack are computed at a time, and a gated forward takes a
+    tenth less; 16 registers also need -fsched-pressure, against spills. -fno-gcse-after-reload
+    saves a tenth of a compile and costs nothing. Without -mmove-max and -mstore-max, GCC copies
+    items in halves with AVX-512, and a later load of a whole item has to wait for both.
     """
     if "avx512f" in cpu_identity():
         faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
@@ -179,37 +173,35 @@ def _groups() -> tuple[Options, ...]:
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
     """Return the optional options that a compiler accepts, to be put before the others.
 
-    All are until it refuses one; the folder remembers refused options for a day.
+    A file in the folder lists refused options for a day; all others count as accepted.
     """
-    refused = _read(_path(cxx, options, folder))
-    return tuple(option for group in _groups() if group not in refused for option in group)
+    path = _refusals(cxx, options, folder)
+    try:
+        is_recent = time.time() - path.stat().st_mtime <= _REFUSAL_TTL
+        refused = path.read_text("utf-8").splitlines() if is_recent else []
+    except (OSError, ValueError):
+        refused = []
+    accepted = (group for group in _groups() if " ".join(group) not in refused)
+    return tuple(option for group in accepted for option in group)
 
 
 def probe(cxx: Compiler, options: Options, folder: Path) -> None:
-    """Try each group of optional options with a compiler that failed; record those it refuses.
+    """Try each group of optional options with a compiler that failed; list the refused groups.
 
     A group is refused if the compiler fails with it, succeeds without it, and was not stopped.
     """
-    path, groups = _path(cxx, options, folder), _groups()
-    answers = [_probed(cxx, (*group, *options), path) for group in ((), *groups)]
-    if answers[0].returncode != 0 or any(map(was_stopped, answers)):
-        return
-    failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
-    before = _read(path)
-    if failed <= set(before):
-        return
-    refused = [group for group in groups if group in failed or group in before]
+    path = _refusals(cxx, options, folder)
     with temporary(path) as made:
-        written = made / path.name
-        written.write_text(json.dumps(refused), encoding="utf-8")
-        written.replace(path)
-
-
-def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
-    with temporary(path) as folder:
-        source, made = folder / "probe.cpp", folder / "probe.so"
+        source, found = made / "probe.cpp", made / "refused"
         source.write_text(_PROBE, encoding="utf-8")
-        return run([*cxx.command, *options, str(source), "-o", str(made)], folder)
+        rest = (*options, str(source), "-o", str(made / "probe.so"))
+        if run([*cxx.command, *rest], made).returncode != 0:
+            return
+        answers = {group: run([*cxx.command, *group, *rest], made) for group in _groups()}
+        if not any(map(was_stopped, answers.values())):
+            refused = [" ".join(group) for group, answer in answers.items() if answer.returncode]
+            found.write_text("\n".join(refused), encoding="utf-8")
+            found.replace(path)
 
 
 def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
@@ -217,16 +209,5 @@ def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
     return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
 
 
-def _path(cxx: Compiler, options: Options, folder: Path) -> Path:
-    return folder / f"refused-{digest(*cxx, *options, _groups(), cpu_identity())}.json"
-
-
-def _read(path: Path) -> tuple[Options, ...]:
-    """Return the refused groups that a file names; none if it is too old or unreadable."""
-    try:
-        if time.time() - path.stat().st_mtime > _REFUSAL_TTL:
-            return ()
-        named = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return ()
-    return tuple(group for group in _groups() if isinstance(named, list) and list(group) in named)
+def _refusals(cxx: Compiler, options: Options, folder: Path) -> Path:
+    return folder / f"refused-{digest(*cxx, *options, _groups(), cpu_identity())}.txt"

@@ -17,18 +17,18 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def digest(*parts: object) -> str:
-    """Return a hash of everything that a file depends on, for its name."""
+    """Return a hash of all that a file depends on, for the name of the file."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def append_checksum(path: Path) -> None:
-    """Append a checksum to a library; loaders ignore what follows its end."""
+    """Append a checksum to a library; loaders ignore what follows the end of a library."""
     with path.open("r+b") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
 def checksum_matches(path: Path) -> bool:
-    """Whether a file exists and has its checksum: a loader may crash on a damaged one."""
+    """Whether a file exists and has its checksum: loading a damaged library may crash."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -39,7 +39,7 @@ def checksum_matches(path: Path) -> bool:
 @contextmanager
 def temporary(beside: Path) -> Iterator[Path]:
     """Make a temporary folder beside a file that is to be written there and then moved."""
-    # Children of a killed compiler may still write there when it is removed.
+    # Children of a killed compiler may still write to the folder while it is removed.
     made = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
     try:
         with made(prefix=TEMPORARY, dir=beside.parent) as folder:
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 def planned_folder() -> Path | None:
     """Return the folder that `cache_folder` will use, without creating it.
 
-    Return None if the folder of the environment is unusable: `cache_folder` then creates another.
+    Return None if that is a temporary folder, because the named one is unusable.
     """
     if _is_chosen():
         return _chosen_folder()[0]
@@ -74,7 +74,7 @@ def planned_folder() -> Path | None:
 
 
 def _is_chosen() -> bool:
-    """Whether a folder was chosen that still exists and is as private as before."""
+    """Whether the folder that was chosen still exists and is as private as before."""
     if not _chosen_folder.cache_info().currsize:
         return False
     folder, was_private = _chosen_folder()
@@ -84,14 +84,14 @@ def _is_chosen() -> bool:
 def _can_make(folder: Path) -> bool:
     """Whether a folder can be created: try another one in the nearest parent that exists."""
     above = next(filter(os.path.lexists, folder.parents), folder)
-    # Try it: even for root, a folder with write permission may refuse.
+    # Permissions do not tell: even root cannot write to some folders.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=above) as made:
         return _is_usable(Path(made))
 
 
 @cache
 def _named_folder() -> Path:
-    """Return the folder that the environment names; RuntimeError if there is no home folder.
+    """Return the folder that the environment names; raise a RuntimeError without a home folder.
 
     A relative name is resolved once, because the working folder may change.
     """
@@ -115,7 +115,7 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _chosen_folder() -> tuple[Path, bool]:
-    """Return the folder, and whether it is private: on some disks even a new one is not."""
+    """Return the folder, and whether it is private: on some disks even a new folder is not."""
     with suppress(OSError, RuntimeError):
         folder = _named_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

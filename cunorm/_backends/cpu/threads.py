@@ -4,21 +4,21 @@
 import numbers
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Event
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first core's last cache
+_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
-# How often a waiting thread of GCC's OpenMP looks for work before it sleeps (25 to 50 µs), unless
-# the user has set one of these variables. OpenMP's default is several milliseconds, which takes the
-# core away from other processes and from NumPy's BLAS.
+# A waiting thread of GCC's OpenMP looks for work so many times (25 to 50 µs) before it sleeps,
+# unless the user has set one of these variables. By default it looks for several milliseconds,
+# which takes the core away from other processes and from NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-_is_loaded = Event()  # OpenMP, if libraries need it
+_is_loaded = Event()  # set when the first library, and OpenMP with it, is loaded
 
 _chosen: int | None = None
 _forked = False
@@ -52,7 +52,7 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """Make an OpenMP runtime that is loaded in this context wait only briefly; once is enough.
+    """Let an OpenMP runtime that is loaded in this context wait only briefly.
 
     `os.environ` does not change, because other threads may read it.
     """
@@ -85,32 +85,24 @@ def available_cores() -> int:
 
 def _cgroup_cores() -> int | None:
     """Return the smallest quota of the control group and its parents, in cores, or None."""
-    try:
+    group, cores = _CGROUPS, []
+    with suppress(OSError):  # a container may lack this file
         lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:  # a container may not know its group
-        lines = []
-    group = _CGROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
-    quotas = [_quota(folder) for folder in (group, *group.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(group: Path) -> int | None:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+        group /= next((line[4:] for line in lines if line.startswith("0::/")), "")
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # no quota, or "max"
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            cores.append(max(1, quota // period))
+    return min(cores, default=None)
 
 
 @cache
 def last_cache_bytes() -> int:
-    """Return the size of the CPU's last-level cache; 32 MiB if the system does not tell."""
-    try:
+    """Return the bytes of the last-level cache; 32 MiB if the system does not tell."""
+    with suppress(OSError, ValueError, LookupError):
         text = _SIZE.read_text(encoding="utf-8").strip()
-    except OSError:
-        text = ""
-    digits, unit = text[:-1], text[-1:]
-    return int(digits) * _UNITS[unit] if digits.isdecimal() and unit in _UNITS else 32 << 20
+        return int(text[:-1]) * _UNITS[text[-1]]
+    return 32 << 20
 
 
 def _after_fork() -> None:

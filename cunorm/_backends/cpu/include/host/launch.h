@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Runs KERNEL, and lists of kernels, on several cores. This file is appended to KERNEL's source.
 #include <algorithm>
-#include <memory>
 #include <new>
 #include <vector>
 #ifdef _OPENMP
@@ -71,19 +70,19 @@ ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int thr
   for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
   threads = threads_that_start(threads);
   const long long sums_size = Gang::rings * parts;
-  const std::unique_ptr<double[]> sums(new double[sums_size * (threads + 1)]);
+  std::vector<double> sums(sums_size * (threads + 1));
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, omp_get_thread_num(),
+    run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, omp_get_thread_num(),
               omp_get_num_threads(), [] {
 #pragma omp barrier
               });
     return 0;
   }
 #endif
-  run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, 0, 1, [] {});
+  run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, 0, 1, [] {});
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -6,8 +6,7 @@
 #ifdef _OPENMP
 #include <pthread.h>
 
-#include <memory>
-#include <new>
+#include <vector>
 
 namespace new_threads {
 
@@ -19,7 +18,7 @@ inline void* pass(void* gate) {
 
 // Starts up to `count` threads that are all alive at once, ends them, and returns their number.
 inline int started(int count) {
-  const std::unique_ptr<pthread_t[]> threads(new pthread_t[count]);
+  std::vector<pthread_t> threads(count);
   pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&gate);
   int found = 0;
