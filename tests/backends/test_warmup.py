@@ -167,6 +167,7 @@ def test_cuda_is_the_current_device_unless_it_has_a_number(cuda_loads):
     assert len(cuda_loads) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 def test_a_warmup_counts_and_keeps_any_number_of_kernels(cuda_loads):
     def compiled(first, last):

@@ -82,9 +82,8 @@ def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, example, capsy
     assert [fewer, signed] == pytest.approx([*map(float, saved)], abs=0.551)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
-    dtype, example, monkeypatch, capsys
+    example, monkeypatch, capsys
 ):
     backward = cunorm.rms_norm_backward
 
@@ -93,7 +92,7 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
 
     monkeypatch.setattr(cunorm, "rms_norm_backward", broken)
     stack = example(STACK)
-    assert stack.main([*SMALL_STACK, "--dtype", dtype, "--device", "cpu"]) == 1
+    assert stack.main([*SMALL_STACK, "--dtype", "float32", "--device", "cpu"]) == 1
     printed = capsys.readouterr().out
     assert re.search(r"^  y +0\.0e\+00", printed, re.M)
     assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)

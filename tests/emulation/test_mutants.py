@@ -118,11 +118,17 @@ def detected(setting: Setting, wanted: set[str]) -> set[str]:
         call.check()
         builds = {launch.build for launch in launches if launch.build.kernel == kernel}
         switch = Switch([_cuda.loaded.get((build, 0)) for build in builds])
+        with switch.at(NOTING):
+            call.check()
+        left = {number for number in switch.reached() if names[number] in wanted}
+        found: set[str] = set()
         for order in ORDERS:
-            with switch.at(NONE if order else NOTING), softgpu.settings(**order):
-                call.check()
-        reached = [number for number in switch.reached() if names[number] in wanted]
-        return {names[n] for n in reached if any(fails(call, switch, n, order) for order in ORDERS)}
+            failed = {number for number in left if fails(call, switch, number, order)}
+            if failed:
+                with switch.at(NONE), softgpu.settings(**order):
+                    call.check()
+            found, left = found | {names[number] for number in failed}, left - failed
+        return found
 
 
 def fails(call: Any, switch: Switch, number: int, order: dict[str, Any]) -> bool:

@@ -47,9 +47,9 @@ def check(kernel: str, case: Any) -> None:
 
 
 def sampled(kernel: str) -> list[Any]:
-    """Return a cover as test parameters; CI runs a sixth, the others are exhaustive."""
+    """Return a cover as test parameters; CI runs a tenth, the others are exhaustive."""
     found = cases(kernel)
-    in_ci = random.Random(kernel).sample(range(len(found)), len(found) // 6)
+    in_ci = random.Random(kernel).sample(range(len(found)), len(found) // 10)
     return [
         pytest.param(
             *(kernel, case),

@@ -58,16 +58,18 @@ def missing(drawn, norms, wraps):
 
 
 def test_programs_have_the_results_of_formulas():
-    drawn, _ = check_programs(range(5 * len(WAYS)), few=True)
+    drawn, _ = check_programs(range(3 * len(WAYS)), few=True)
     assert not missing(drawn, FEW, [wrap for wrap in WRAPS if wrap != "autocast"])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_norm_alone_has_the_results_of_its_formula(way):
-    found = Counter()
-    for turn, norm in enumerate(FEW[:4] if way == "compiled" else FEW):  # compiling takes long
-        found += run(draw([*WAYS].index(way) + turn * len(WAYS), few=True, norm=norm))
-    assert found["compared"] or found["empty"] or found.total() == len(FEW), found
+    """Each way has every other norm, and the next way the others."""
+    found, number = Counter(), [*WAYS].index(way)
+    norms = [*enumerate(FEW)][number % 2 :: 2]
+    for turn, norm in norms[:2] if way == "compiled" else norms:  # compiling takes long
+        found += run(draw(number + turn * len(WAYS), few=True, norm=norm))
+    assert found["compared"] or found["empty"] or found.total() == len(norms), found
 
 
 @pytest.mark.exhaustive

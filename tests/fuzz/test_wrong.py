@@ -39,7 +39,7 @@ def check(kernel, number, examples):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_argument_is_named_and_nothing_is_written(kernel):
-    check(kernel, 0, 100)
+    check(kernel, 0, 50)
 
 
 @pytest.mark.exhaustive

@@ -67,7 +67,7 @@ DERIVED = {
 }
 
 
-def test_a_thousand_gradients_at_one_shape_compile_nothing_and_keep_nothing():
+def test_hundreds_of_gradients_at_one_shape_compile_nothing_and_keep_nothing():
     x, w = drawn((3, 7), 7)
     compiles = []
 
@@ -81,16 +81,16 @@ def test_a_thousand_gradients_at_one_shape_compile_nothing_and_keep_nothing():
 
     def kept():
         gc.collect()
-        return len(gc.get_objects()) + 1000 * len(jax.live_arrays())
+        return len(gc.get_objects()) + 400 * len(jax.live_arrays())
 
     for _ in range(3):
         derive_all()
     before = kept()
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        for _ in range(1000 // len(DERIVED)):
+        for _ in range(400 // len(DERIVED)):
             derive_all()
             assert not compiles
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
-    assert kept() - before < 1000  # one object for each gradient
+    assert kept() - before < 400  # one object for each gradient

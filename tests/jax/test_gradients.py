@@ -20,31 +20,21 @@ import cunorm.jax  # noqa: E402
 from tests.support.jax_frames import calls_of  # noqa: E402
 
 SHAPE = (2, 3, 4)
-# The function, its operands besides x, and its options.
+# The function, its operands besides x, and its options: most have builds of `torch_cases`.
+PRE = {"gate_position": "pre", "center": True}
 CASES = [
-    ("rms_norm", ("weight", "gate"), {"axis": 1, "gate_activation": "identity"}),
-    (
-        "layer_norm",
-        ("bias", "gate"),
-        {"gate_activation": "gelu_tanh", "gate_position": "pre", "axis": -2},
-    ),
-    (
-        "normalize",
-        ("weight", "bias", "gate"),
-        {"c": 2.0, "gate_activation": "tanh", "weight_offset": 1.0},
-    ),
+    ("rms_norm", ("weight", "gate"), {"axis": 1}),
+    ("rms_norm", ("weight",), {"weight_offset": 1.0}),
+    ("layer_norm", ("weight", "bias"), {"axis": -2}),
+    ("normalize", ("weight", "bias", "gate"), {"c": 2.0, "gate_activation": "tanh"} | PRE),
     ("l2_norm", (), {"groups": 2}),
-    ("add_rms_norm", ("residual", "weight", "gate"), {"groups": 2, "gate_activation": "sigmoid"}),
+    ("add_rms_norm", ("residual", "weight"), {"groups": 2}),
     ("add_layer_norm", ("residual", "weight", "bias"), {}),
+    ("add_normalize", ("residual", "weight", "bias", "gate"), {"groups": 2} | PRE),
     (
         "add_normalize",
-        ("residual", "gate"),
-        {"center": True, "gate_activation": "gelu", "groups": 2},
-    ),
-    (
-        "add_normalize",
-        ("gate",),
-        {"gate_activation": "relu", "gate_position": "pre", "c": 3.0, "eps": 0.5},
+        ("weight", "bias", "gate"),
+        {"gate_activation": "sigmoid", "c": 3.0, "eps": 0.5},
     ),
     ("group_norm", ("weight", "bias"), {"num_groups": 2, "activation": "gelu"}),
     ("group_norm", (), {"num_groups": 1, "activation": "tanh", "channel_axis": 1, "eps": 0.1}),

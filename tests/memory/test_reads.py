@@ -96,6 +96,7 @@ def sanitizers() -> str:
     return " ".join(found)
 
 
+@pytest.mark.exhaustive
 def test_no_access_is_outside_a_variable(tmp_path):
     options = "-O0 -fsanitize=address,bounds -fno-sanitize-recover=all"
     environment = {"LD_PRELOAD": sanitizers(), "ASAN_OPTIONS": "detect_leaks=0"}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """All pairs of dtypes, activations, options, sizes and layouts work together.
 
-Each case is one build, run with arrays of several sizes. CI runs every fourth case, and half of the
-fuzzer's cover of the same pairs. `pytest -m exhaustive` also runs other covers, with more choices.
+Each case is one build, run with arrays of several sizes. CI runs every fourth case, and as
+many of the fuzzer's cover of the same pairs. `pytest -m exhaustive` also runs other covers, with
+more choices.
 """
 
 import random

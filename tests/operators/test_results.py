@@ -104,7 +104,7 @@ def test_no_samples_give_empty_results_and_zero_parameter_gradients(device, shap
 # --- dtypes of results ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("y_dtype", DTYPES)
+@pytest.mark.parametrize("y_dtype", ["float16", "float64"])
 def test_dtype_is_that_of_y_alone(y_dtype):
     x, weight = draw("x", (5, 40), "bfloat16"), optional("weight", 40, "float64")
     result = cunorm.rms_norm_forward(x, weight, dtype=y_dtype)

@@ -120,7 +120,7 @@ def elsewhere(array: Any, start: int = 0) -> Any:
 class Call:
     """A call of a public function, with arrays for all of its operands and results."""
 
-    shape, options = (5, WIDTH), {"center": True}
+    shape, options = (5, WIDTH), {"center": True, "weight_offset": 1.0}
 
     def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> None:
         self.name, self.function, self.kind = name, getattr(cunorm, name), kind

@@ -13,7 +13,7 @@ from tests.support.calls import Call, call_of, parameters_of
 from tests.support.operands import at
 
 # Options of the valid call that goes before: many wrong values equal one of these.
-RIGHT = {"axis": 1, "groups": 1, "weight_offset": 1.0, "eps": 1.0, "c": 2, "gate_position": "pre"}
+RIGHT = {"axis": 1, "groups": 1, "weight_offset": 1.0, "eps": 1.0, "c": 2}
 OWN = "expected memory of its own"
 IN_PLACE = f"{OWN} (or exactly the memory, shape, strides and dtype of an input)"
 

@@ -112,6 +112,7 @@ def test_a_point_beyond_the_limit_is_timed_twice_more(measured, counts, monkeypa
     assert len(run.rows) == 3 * len(measured)
 
 
+@pytest.mark.exhaustive
 def test_two_copies_are_timed_as_they_are_compiled_for_an_architecture(checkout, tmp_path):
     out = tmp_path / "rows.csv"
     arguments = (

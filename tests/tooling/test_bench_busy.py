@@ -49,6 +49,7 @@ print([busy.main([*options, "--most", most]) for most in ("1e9", "1e-9")])
 """
 
 
+@pytest.mark.exhaustive
 def test_the_largest_ratio_decides():
     command = [sys.executable, "-c", BUSY]
     environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1"}

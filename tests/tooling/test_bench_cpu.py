@@ -106,6 +106,7 @@ def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_
         assert cases.worst_error(result, right) > cases.TOLERANCE["bfloat16"]
 
 
+@pytest.mark.exhaustive
 def test_without_avx512_no_provider_uses_it(tmp_path):
     out = tmp_path / "rows.csv"
     point = ("--op", "rms_norm", "--dtype", "float32", "--direction", "forward", "--shapes", "8x64")

@@ -32,11 +32,11 @@ MODULES = {
     "RMSNorm": (RMSNorm, (8,), {"eps": 1e-4, "dtype": F64}, ROWS),
     "RMSNorm of two axes": (RMSNorm, ((3, 8),), {"dtype": BF16}, ROWS),
     "RMSNorm without weight": (RMSNorm, ([8],), {"elementwise_affine": False}, ROWS),
-    "LayerNorm": (LayerNorm, (8,), {"eps": 1e-4, "dtype": BF16}, ROWS),
-    "LayerNorm without bias": (LayerNorm, ((3, 8),), {"bias": False, "dtype": F64}, ROWS),
+    "LayerNorm": (LayerNorm, (8,), {"eps": 1e-4, "dtype": F64}, ROWS),
+    "LayerNorm without bias": (LayerNorm, ((3, 8),), {"bias": False}, ROWS),
     "LayerNorm without parameters": (LayerNorm, (8,), {"elementwise_affine": False}, ROWS),
-    "GroupNorm": (GroupNorm, (4, 12), {"eps": 1e-4, "dtype": F64}, IMAGES),
-    "GroupNorm of vectors": (GroupNorm, (2, 12), {"dtype": BF16}, IMAGES[:2]),
+    "GroupNorm": (GroupNorm, (4, 12), {"eps": 1e-4}, IMAGES),
+    "GroupNorm of vectors": (GroupNorm, (2, 12), {"dtype": F64}, IMAGES[:2]),
     "GroupNorm without parameters": (GroupNorm, (3, 12), {"affine": False}, IMAGES),
 }
 
