@@ -13,13 +13,13 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
-# Else threads of one process that wait keep the cores from another's, and from its compilers.
+# Without this, waiting threads spin on cores that other processes and their compilers need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests import softgpu  # noqa: E402
 from tests.support import internals, levels, real_gpu  # noqa: E402
 
-# Its hooks are those of this file.
+# pytest finds these hooks because this module has their names.
 from tests.support.real_gpu import (  # noqa: E402, F401
     pytest_runtest_makereport,
     pytest_runtest_protocol,
@@ -31,7 +31,7 @@ _no_software_gpu = ""  # why the software GPU is not available
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Collect no doctests in tests: they would hide that a module does not import."""
+    """Collect no doctests here: their collector skips a module that cannot be imported."""
     found = yield
     return [collector for collector in found if type(collector) is pytest.Module]
 
@@ -55,7 +55,7 @@ def pytest_report_header() -> str:
 
 
 def why_no_gpu() -> str | None:
-    """Return what is missing for a test marked gpu; None if nothing is."""
+    """Return what is missing for a test marked gpu; None if nothing is missing."""
     reason = real_gpu.why_no_gpu()
     return reason and "; ".join(filter(None, (reason, _no_software_gpu)))
 
@@ -89,7 +89,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add the builds of a worker process."""
+    """Add a worker process's builds to those of this process."""
     levels.builds.update(map(tuple, getattr(node, "workeroutput", {}).get("builds", ())))
 
 
@@ -102,7 +102,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _is_over_budget(config: pytest.Config) -> bool:
-    """Whether a run has more builds than its budget; exhaustive runs have no budget."""
+    """Return whether a run has more builds than its budget; exhaustive runs have no budget."""
     is_exhaustive = config.getoption("markexpr") == "exhaustive"
     return not is_exhaustive and not levels.account(levels.builds)[1]
 

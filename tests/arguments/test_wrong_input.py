@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """All front ends name wrong input: function, argument, the given and the expected value.
 
-A valid call on the same arrays goes before each wrong one.
+Before each wrong call, a valid call is made on the same arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(case
 
 
 @pytest.mark.parametrize(("op", "scalars"), SCALARS.values(), ids=SCALARS)
-def test_no_parser_takes_a_scalar_that_it_does_not_name(op, scalars):
+def test_parsers_refuse_missing_and_further_scalars(op, scalars):
     assert _dispatch.parse(op, scalars) is _dispatch.parse(op, scalars)
     for wrong in ((*scalars, None), (*scalars, "junk", "more"), scalars[:-1]):
         with pytest.raises((TypeError, ValueError)):
@@ -37,7 +37,7 @@ ARRAYS = {"x", "residual", "gate", "weight", "bias"}
 
 
 def front_ends_have(case):
-    """Whether the front ends have the function and can take the arrays."""
+    """Return whether the front ends have the function and can take the arrays."""
     found = [array for key, array in arrays_of(case.change).items() if key in ARRAYS]
     is_odd = any(a.size > 1 << 20 or a.dtype.name.startswith("float8") for a in found)
     return not (is_odd or case.name.endswith(("forward", "backward")))

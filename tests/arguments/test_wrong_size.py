@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Wrong input of `workspace_size`: it has the errors of the function, under its own name."""
+"""Wrong input of `workspace_size` gives the errors of the function whose size is asked for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WRONG = [
 ]
 
 
-def test_what_has_no_workspace_size_is_named():
+def test_wrong_input_of_workspace_size_is_named():
     for op, text, change in WRONG:
         is_type = "an int" in text or "x_dtype is 'int8'" in text or "None, expected" in text
         error = TypeError if is_type or not isinstance(op, str) else ValueError

@@ -59,8 +59,8 @@ def tensor_arguments(call):
 
 
 @names
-def test_a_tensor_that_is_not_its_memory_is_refused_after_any_call(name):
-    """tests/arrays/test_refused_torch.py has further such tensors."""
+def test_a_tensor_that_differs_from_its_memory_is_refused_after_any_call(name):
+    """tests/arrays/test_refused_torch.py has further tensors."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
     if call.workspace is not None:
@@ -80,7 +80,7 @@ def test_a_tensor_that_is_not_its_memory_is_refused_after_any_call(name):
 
 
 @names
-def test_a_tensor_that_requires_grad_is_taken_where_none_is_recorded(name):
+def test_a_tensor_that_requires_grad_is_accepted_where_no_grad_is_recorded(name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
     expected = call.make()
@@ -110,7 +110,7 @@ def test_a_tensor_that_cannot_be_a_workspace_is_refused():
     check_refused(workspace_cases(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 
 
-def test_jax_arrays_are_neither_results_to_write_nor_workspaces():
+def test_jax_arrays_are_refused_as_outputs_and_workspaces():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     check_refused(
         output.case(ValueError, UNWRITABLE, jax.numpy.asarray(output.right)) for output in OUTPUTS
@@ -130,7 +130,7 @@ def test_a_jax_tracer_is_refused_and_pointed_to_the_jax_front_end():
             jax.jit(lambda arrays, call=call: call.make(**arrays))(arrays_of(call.arrays))
 
 
-TRACED = {  # of each function some scalars, with what is expected of them
+TRACED = {  # for each function: some scalars, and what is expected
     "rms_norm": {
         "eps": "a number",
         "axis": "an int",
@@ -144,7 +144,7 @@ TRACED = {  # of each function some scalars, with what is expected of them
 REMEDY = "under jax.jit, bind it with functools.partial or name it in static_argnames"
 
 
-def test_scalars_that_are_traced_are_refused_with_what_to_do():
+def test_traced_scalars_are_refused_with_a_remedy():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     import cunorm.jax
 
@@ -160,7 +160,7 @@ def test_scalars_that_are_traced_are_refused_with_what_to_do():
     check_error(wrong, partial(cunorm.jax.rms_norm, x, eps=[1.0]))
 
 
-def test_sizes_that_are_not_known_are_refused():
+def test_symbolic_sizes_are_refused():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     import cunorm.jax
 

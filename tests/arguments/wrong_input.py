@@ -24,7 +24,7 @@ from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-# Types whose wrong values are a ValueError, and the expected text of a TypeError if it differs.
+# Types for which a wrong value is a ValueError; and the expected text of a TypeError if it differs.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
@@ -100,7 +100,7 @@ def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
 
 
 def few_channels(shape: tuple[int, ...], axis: int, size: str) -> Cases:
-    """Yield errors for parameters and groups that fit no axis of x; `size` is its channels."""
+    """Yield errors for parameters and groups that fit no axis of x; `size` names the axis."""
     change = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
     text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
     named = functions_taking("num_groups")
@@ -169,13 +169,13 @@ def no_arrays() -> Cases:
 
 
 class Frame:
-    """A table, as of pandas."""
+    """A table like those of pandas."""
 
     to_numpy = None
 
 
 class Numbers:
-    """What NumPy makes an array of."""
+    """An object that NumPy can make an array of."""
 
     __array__ = None
 
@@ -187,7 +187,7 @@ class Fields(NamedTuple):
 
 
 def meant_otherwise() -> Cases:
-    """Yield errors that say what to pass, or where the argument of torch's function is."""
+    """Yield errors that say what to pass instead, or what replaces an argument of PyTorch's."""
     made, no_names = HINT.format("weight"), ["group_norm", "instance_norm", "normalize"]
     named = [name for name in functions_taking("weight") if "layer_norm" in name or "rms" in name]
     values = [((8,), NO_SHAPE), (8, NO_SHAPE), ([5, 8], f"{made};{NO_SHAPE[1:]}"), ((), made)]
@@ -218,7 +218,7 @@ OF_ROW, OF_SAMPLE = (
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"
-# A title may occur several times: its cases are joined.
+# A title may occur several times; the table joins the cases of a title.
 PARTS: list[tuple[str, Iterable[Case]]] = [
     ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
     ("c", wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])),

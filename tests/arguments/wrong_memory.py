@@ -40,7 +40,7 @@ SIZE_HINT = "as cunorm.workspace_size says"
 TO_ADD_TO = "expected an array of float32 or float64 to add to, as accumulate is True"
 NO_STREAM = "out.residual is given, expected None: there is no residual"
 NO_MEAN = "out.mean is given, expected None: without center there is no mean"
-SIZE = 1 << 16  # bytes of a workspace; no call here needs a quarter of it
+SIZE = 1 << 16  # bytes of a workspace; no call here needs a quarter of them
 TYPE, VALUE = TypeError, ValueError
 STATISTICS = ("mean", "rstd")
 
@@ -124,7 +124,7 @@ def sharing() -> Cases:
 
 def dtypes() -> Cases:
     new_stream = {"residual": None, "residual_dtype": "float16"}
-    # Of a result: a wrong dtype, the expected one, the argument that determines it, and its value.
+    # For each field: a wrong dtype, the expected dtype, the deciding argument, and options.
     agreed: list[tuple[str, str, str, str, dict[str, Any]]] = [
         ("y", "float32", "float16", "dtype", {"dtype": "float16"}),
         ("dx", "float32", "float16", "x_dtype", {"x_dtype": "float16"}),

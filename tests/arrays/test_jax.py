@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JAX arrays in calls with arrays of other frameworks, not made by XLA; and JAX arrays refused.
+"""Calls on JAX arrays together with other arrays, which XLA cannot run; refused JAX arrays.
 
 Results are in memory that NumPy allocates, so that tracemalloc sees it.
 """
@@ -32,7 +32,7 @@ def normalised():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_result_is_an_array_of_jaxs_that_outlives_the_call(dtype):
+def test_a_result_is_a_jax_array_that_outlives_the_call(dtype):
     x = draw("x", SHAPE, dtype)
     y = cunorm.rms_norm(jnp.asarray(x), WEIGHT)
     gc.collect()
@@ -56,7 +56,7 @@ def test_the_memory_of_a_result_is_freed_with_it(end):
         size = holder[0].nbytes
         gc.collect()
         with_it, _ = tracemalloc.get_traced_memory()
-        assert with_it > size  # tracemalloc sees it, and there is no copy
+        assert with_it > size  # tracemalloc sees the result, but no copy
         end(holder)
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < with_it - 0.9 * size
@@ -64,7 +64,7 @@ def test_the_memory_of_a_result_is_freed_with_it(end):
         tracemalloc.stop()
 
 
-def test_an_array_is_read_once_its_values_are_there():
+def test_an_array_is_read_after_its_values_are_computed():
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: jnp.tanh(y @ x), x))
     x, weight = jnp.eye(300) * 1e-3 + 0.5, np.ones(300, np.float32)
     expected = reference.rms_norm(np.asarray(slow(x)))
@@ -115,7 +115,7 @@ def inside(transform):
 
 TRACER = r"x is a JAX tracer.*: use cunorm\.jax there"
 ONES = np.ones((3, 4), np.float32)
-# Each: a call of a function, the error, and its message.
+# For each case: a call of a function, the error, and its message.
 REFUSED = {
     "deleted": (lambda f: f(deleted(3, 4)), ValueError, r"x is a deleted or donated.*copy\(x\)$"),
     "as weight": (lambda f: f(jnp.ones((3, 4)), deleted(4)), ValueError, "weight is a deleted"),

@@ -55,7 +55,7 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
     assert kind.is_own(result.residual, "float32")
     check_forward(get_all(kind, result), x, None, None, residual, eps=1e-6)
     assert cunorm.rms_norm_forward(kind.put(X[0])).rstd.shape == ()
-    if "Dlpack" not in type(kind).__name__:  # NumPy may give no address
+    if "Dlpack" not in type(kind).__name__:  # NumPy may export no address
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)
 
 
@@ -96,7 +96,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # JAX has no views
-def test_views_are_not_copied_but_for_a_last_axis_with_gaps(kind, calls, monkeypatch):
+def test_views_are_not_copied_except_for_a_last_axis_with_gaps(kind, calls, monkeypatch):
     kind = kind()
     whole = kind.put(X)
     for name, view in VIEWS.items():
@@ -120,7 +120,7 @@ def try_kind(kind):
 @pytest.mark.parametrize(
     "kinds_by_operand", [KINDS, pytest.param(GPU_KINDS, marks=pytest.mark.gpu)], ids=["CPU", "GPU"]
 )
-def test_operands_of_several_frameworks_go_together_and_x_decides(kinds_by_operand):
+def test_operands_may_be_of_several_frameworks_and_results_are_of_xs_framework(kinds_by_operand):
     weight = optional("weight", SHAPE[-1], "float32")
     available = [kind for kind in map(try_kind, kinds_by_operand.values()) if kind]
     expected = available[0].get(cunorm.rms_norm(available[0].put(X), available[0].put(weight)))
@@ -144,8 +144,8 @@ def field(dtype, *more):
     return array
 
 
-# Each: how to create it, and whether kernels read it in place. Arrays with gaps are copied by the
-# call; unaligned ones are copied before anything else.
+# For each array: how to create it, and whether kernels read it in place. The call copies arrays
+# with gaps. Unaligned arrays are copied before anything else.
 ODD = {
     "a matrix": (lambda: X.view(np.matrix), True),
     "a row, expanded": (lambda: np.broadcast_to(X[0], SHAPE), True),
@@ -157,7 +157,7 @@ ODD = {
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("name", ODD)
-def test_numpy_arrays_that_are_memory_of_another_kind_are_read_right(name, monkeypatch):
+def test_unusual_numpy_arrays_are_read_right(name, monkeypatch):
     make, is_read_there = ODD[name]
     array = make()
     expected = cunorm.rms_norm(np.array(array, order="C"))
@@ -174,7 +174,7 @@ def test_numpy_arrays_that_are_memory_of_another_kind_are_read_right(name, monke
 
 
 @pytest.mark.parametrize("kind", [Foreign, ForeignBefore1])
-def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind):
+def test_a_capsule_of_either_version_is_read_and_freed_but_not_consumed(kind):
     x = draw("x", SHAPE, "float32")[::-1, 3:90]
     given, alive = [], weakref.ref(x)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Arrays that differ from their memory, and objects that are no arrays: errors name the fix.
 
-Each is passed to `rms_norm` twice, because a cached call might accept the second. Further objects
+Each array is passed to `rms_norm` twice, because a cached call might accept it. Further objects
 and dtypes are in tests/arguments/wrong_input.py.
 """
 
@@ -27,7 +27,7 @@ def read_only():
 
 
 class On(Foreign):
-    """An array as an object with a device of its own and one capsule."""
+    """An array's object with a given device, which returns one capsule."""
 
     def __init__(self, array, device):
         super().__init__(array)
@@ -46,7 +46,7 @@ def consumed():
     return refused
 
 
-# Each: how to create it, the error, and its message.
+# For each case: how to create the object, the error, and its message.
 REFUSED = {
     "a mask": (
         lambda: np.ma.masked_array(X, X > 0),
@@ -70,7 +70,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_plain_memory_of_a_known_dtype_is_refused(name):
+def test_objects_that_are_not_plain_memory_of_a_known_dtype_are_refused(name):
     make, error, message = REFUSED[name]
     for _ in range(2):
         with pytest.raises(error, match=f"^rms_norm: x .*{message}"):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-# torch's own warnings: prototypes, and its imports for jvp
+# PyTorch warns about its prototypes, and about its own imports for jvp.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
@@ -45,7 +45,7 @@ def fake(f):
 TRANSFORMED = "(x|out) is a tensor inside a torch.func transform"
 UNRECORDED = r"requires grad.*cunorm\.torch, torch\.no_grad\(\) or x\.detach\(\)$"
 TYPE, VALUE = TypeError, ValueError
-# Each: how to create the tensor, the error, and its message.
+# For each case: how to create the tensor, the error, and its message.
 REFUSED = {
     "requires grad": (lambda: x().requires_grad_(), VALUE, UNRECORDED),
     "a parameter": (lambda: torch.nn.Parameter(x()), VALUE, UNRECORDED),
@@ -79,7 +79,7 @@ REFUSED = {
     ),
     "DTensor": (d_tensor, TYPE, r"\.DTensor, .*x\.to_local\(\)"),
 }
-# Contexts in which a function gets tensors that represent others.
+# Contexts in which a function gets tensors that represent other tensors.
 INSIDE = {
     "fake": (fake, "FakeTensor"),
     "grad": (lambda f: torch.func.grad(lambda x: f(x).sum())(x()), TRANSFORMED),
@@ -90,7 +90,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_tensor_that_is_not_its_memory_is_refused_with_the_fix(name):
+def test_a_tensor_that_differs_from_its_memory_is_refused_with_the_fix(name):
     make, error, message = REFUSED[name]
     cunorm.rms_norm(x())  # no cached call of a plain tensor accepts these
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_tensor_that_is_not_its_memory_is_refused_with_the_fix(name):
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_tensor_that_stands_for_others_is_refused_as_operand_and_as_result(name):
+def test_a_tensor_that_represents_others_is_refused_as_operand_and_as_result(name):
     call, message = INSIDE[name]
     for function in (cunorm.rms_norm, lambda tensor: cunorm.rms_norm(x(), out=tensor)):
         cunorm.rms_norm(x(), out=x())

@@ -38,7 +38,7 @@ def late():
 
 
 def library(gpu, stream, patch):
-    """Register the array type of a library that works on a stream; return its constructor."""
+    """Register an array type of a library that works on a stream; return the type's constructor."""
 
     class Own(gpu.cupy.ndarray):
         """An array of that library."""
@@ -58,7 +58,7 @@ def library(gpu, stream, patch):
 
 @pytest.mark.parametrize("waited_for_first", [0, 1])
 @pytest.mark.parametrize("is_one_stream", [True, False])
-def test_a_launch_waits_for_the_streams_of_other_operands_and_they_for_it(
+def test_a_launch_waits_for_the_streams_of_other_operands_which_wait_for_the_launch(
     waited_for_first, is_one_stream, gpu, late, monkeypatch
 ):
     ours, other = (gpu.cupy.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -117,7 +117,7 @@ def test_a_capsule_is_held_until_the_stream_has_passed_the_launch(gpu, late):
         np.testing.assert_allclose(gpu.get(y), expected, rtol=1e-6)
 
 
-def test_the_last_capsule_is_let_go_when_caches_are_cleared_and_not_before_its_launch(gpu, late):
+def test_the_last_capsule_is_freed_when_caches_are_cleared_and_not_before_its_launch(gpu, late):
     stream = gpu.cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = gpu.put(draw("x", SHAPE, "float32"))

@@ -53,7 +53,7 @@ def compiled(text, name, kind, slope=1):
 
 @pytest.mark.parametrize(("kind", "most"), [("float", 24), ("double", 40)])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_activation_stays_in_registers_and_its_value_is_made_alone(text, name, kind, most):
+def test_an_activation_stays_in_registers_and_a_value_needs_no_derivative(text, name, kind, most):
     cubin, both, log = compiled(text, name, kind)
     usage = resource_usage(log)
     assert (usage.stack, usage.spill_stores, usage.spill_loads, usage.shared) == (0, 0, 0, 0)
@@ -61,7 +61,7 @@ def test_an_activation_stays_in_registers_and_its_value_is_made_alone(text, name
     if kind == "float" and name not in ("identity", "relu"):
         assert SLOW_PATH not in cubin
         _, value, _ = compiled(text, name, kind, slope=0)
-        assert value.count(";") < both.count(";") - 4, "the derivative is no more than a store"
+        assert value.count(";") < both.count(";") - 4, "a derivative costs no more than a store"
         assert value.count("ex2.") == 1
         assert both.count("ex2.") == (2 if name in ("tanh", "gelu") else 1)
 

@@ -48,7 +48,7 @@ def started(call: str = CALL) -> subprocess.Popen:
 # --- cached files ---------------------------------------------------------------------------------
 
 
-def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_nothing(
+def test_processes_that_compile_one_build_at_once_share_it_and_the_next_compiles_nothing(
     folder, monkeypatch
 ):
     children = [started() for _ in range(5)]
@@ -61,7 +61,7 @@ def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_
 
 
 def test_a_damaged_library_is_compiled_again(tmp_path):
-    """A loader refuses an empty library, and crashes on a truncated one."""
+    """A loader refuses an empty library, and crashes on a truncated library."""
     in_process(
         "import pathlib\n"
         "from tests.support import caches, described\n"
@@ -95,7 +95,7 @@ def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
 
 def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", "/some/where")
-    monkeypatch.setitem(sys.modules, "cupy", None)  # any import of it fails
+    monkeypatch.setitem(sys.modules, "cupy", None)  # makes its import fail
     assert str(cunorm.cache_info().cupy_folder) == "/some/where"
     monkeypatch.delenv("CUPY_CACHE_DIR")
     assert cunorm.cache_info().cupy_folder.parts[-2:] == (".cupy", "kernel_cache")
@@ -108,7 +108,7 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
 
 
 def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypatch):
-    """This holds for calls that were cached before, too."""
+    """Calls that were cached before compile again too."""
     found, x, out = compiled(monkeypatch), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
     for times in (1, 2):
         for _ in range(2):
@@ -125,7 +125,7 @@ def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypat
         assert not [one.__qualname__ for one in caches() if one.cache_info().currsize]
 
 
-def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
+def test_only_files_with_names_of_cunorm_are_counted_and_removed(folder, tmp_path):
     digest = "0123456789abcdef" * 2
     ours = [f"row_norm_forward-{digest}.so", f"param_grad-{digest}.so"]
     helping = [f"refused-{digest}.txt"]
@@ -146,8 +146,8 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
     assert within.exists()
 
 
-def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
-    """The folder of a running compile is not touched, nor are folders with similar names."""
+def test_files_that_killed_compiles_left_are_removed_after_a_day(tmp_path):
+    """The folder of a running compile and folders with similar names are not touched."""
     with separate_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
         started().wait()
         assert cunorm.clear_cache().files == 0
@@ -167,7 +167,7 @@ def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
-def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, monkeypatch):
+def test_kernels_made_while_another_thread_clears_are_not_used_again(name, monkeypatch):
     program, loaded, call = _cpu.Program, [], call_of(name)
 
     def clear_meanwhile(*arguments):
@@ -184,7 +184,7 @@ def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, mo
 
 
 @pytest.mark.parametrize("when", ["it was loaded", "it was compiled"])
-def test_what_another_clears_as_soon_as_it_was_made_is_made_again(when, folder, monkeypatch):
+def test_a_build_that_another_thread_clears_at_once_is_made_again(when, folder, monkeypatch):
     found, times = compiled(monkeypatch), []
     module, name = (_compile, "_load") if "loaded" in when else (_compile.ctypes, "CDLL")
     right = getattr(module, name)
@@ -228,7 +228,7 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
     for thread in threads:
         thread.start()
     for _ in range(3):
-        done.wait(0.3)  # as a call that is cleared three times fails
+        done.wait(0.3)  # a call fails if it is cleared three times
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A cache folder that is not usable, or full: right numbers, or one error that says what to do.
+"""With an unusable or full cache folder, a call is right or raises an error that names a remedy.
 
 The compilers here only copy a library.
 """
@@ -34,7 +34,7 @@ PROCESS_ONLY = "for this process only"
 
 
 def is_immutable(folder):
-    """Make a folder read-only, for root too; return whether it is."""
+    """Make a folder read-only, for root too; return whether this succeeded."""
     folder.chmod(0o500)
     if os.access(folder, os.W_OK) and shutil.which("chattr"):
         subprocess.run(["chattr", "+i", folder], check=False, capture_output=True)
@@ -42,7 +42,7 @@ def is_immutable(folder):
 
 
 def spoil(cache, what):
-    """Make a cache folder that is not to be used."""
+    """Make a cache folder that cunorm must not use."""
     if what == "file":
         cache.touch()
     elif what == "link to nothing":
@@ -77,8 +77,8 @@ def test_a_cache_that_is_not_the_users_alone_or_not_writable_is_not_used(
 
 
 @pytest.mark.parametrize("above", ["file", "link to nothing", "/proc"])
-def test_a_cache_that_can_never_be_made_is_not_named(tmp_path, above):
-    for what in {above} - {"/proc"}:  # where not even root makes a folder
+def test_a_cache_that_can_never_be_made_is_replaced_for_the_process(tmp_path, above):
+    for what in {above} - {"/proc"}:  # in /proc, not even root makes a folder
         spoil(tmp_path / what, what)
     with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
         os.environ["CUNORM_CACHE_DIR"] = os.fspath(tmp_path / above / "no" / "such")
@@ -101,7 +101,7 @@ def test_without_any_folder_to_write_to_an_error_says_which_variable_names_one(
 
 
 @pytest.mark.parametrize("in_passwd", [True, False])
-def test_without_home_the_folder_is_in_that_of_the_password_file(tmp_path, monkeypatch, in_passwd):
+def test_without_home_the_password_file_names_the_home(tmp_path, monkeypatch, in_passwd):
     pwd = pytest.importorskip("pwd", reason="there is no file of passwords")
 
     def entry(uid):
@@ -147,12 +147,12 @@ def test_a_folder_on_another_disk_than_temporary_files_is_used(tmp_path):
         assert not cache.exists()
 
 
-# The library is copied with its digest, and gets another.
+# The copied library has a digest already, and gets a second digest.
 CUT = """
 import resource, signal
 from tests.support import caches, described
 size = int(os.environ["SIZE"])
-for limit in 1000, size // 2, size + 16:  # the source, the library, its digest
+for limit in 1000, size // 2, size + 16:  # too small for the source, the library, its digest
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         caches.check()
@@ -162,7 +162,7 @@ for limit in 1000, size // 2, size + 16:  # the source, the library, its digest
         raise AssertionError(limit)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     folder = cunorm.cache_info().folder
-    assert not list(folder.iterdir()), "what is cut is left"
+    assert not list(folder.iterdir()), "a cut file is left"
     caches.check()
     cunorm.clear_cache()
 """

@@ -37,7 +37,7 @@ pytestmark = [posix, compiles]
 # --- choice and options ---------------------------------------------------------------------------
 
 
-def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_after(tmp_path):
+def test_arguments_of_cxx_come_before_those_of_cunorm_and_cxxflags_after(tmp_path):
     log = tmp_path / "log"
     text = f'echo "$@" >> "{log}"\n{copies()}'
     with separate_cache(tmp_path, text, CXX=" -DMINE", CUNORM_CXXFLAGS="-O0 -DALSO"):
@@ -49,7 +49,7 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
 
 
 @pytest.mark.parametrize("cxx", ["/nowhere/c++ -O1", "false"])
-def test_a_cxx_that_does_not_answer_gives_way_to_the_next_with_one_warning(cxx):
+def test_a_cxx_that_does_not_answer_is_skipped_with_one_warning(cxx):
     with fresh_process(CXX=cxx), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         check()
@@ -62,13 +62,13 @@ def test_a_cxx_that_does_not_answer_gives_way_to_the_next_with_one_warning(cxx):
 
 
 def test_where_warnings_are_errors_only_the_first_call_fails_for_a_cxx_that_does_not_answer():
-    with fresh_process(CXX="false"):  # filterwarnings makes them errors
+    with fresh_process(CXX="false"):  # filterwarnings makes warnings errors
         with pytest.raises(RuntimeWarning, match="does not answer"):
             check()
         check()
 
 
-def test_an_empty_cxx_is_none():
+def test_an_empty_cxx_counts_as_unset():
     with fresh_process(CXX=""):
         assert compiler() is not None
 
@@ -147,7 +147,7 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 def test_a_compiler_that_refused_an_option_is_tried_again_a_day_later(faulty):
     flag, openmp, cache = faulty
     options = {"device": "cpu", "progress": False, "workers": 2}
-    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds meet the refusal
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds are refused
     serial, (refused,) = libraries(cache), cache.glob("*.txt")
     assert len(serial) == 2
     assert not openmp.exists()
@@ -173,7 +173,7 @@ REFUSES = 'case "$*" in *{}*) exit 1;; esac\n'
     ids=["scheduling", "scheduling of this text", "this machine"],
     indirect=True,
 )
-def test_a_compiler_that_refuses_an_option_for_speed_serves_with_openmp(faulty):
+def test_a_compiler_that_refuses_an_option_for_speed_still_uses_openmp(faulty):
     _, openmp, cache = faulty
     check()
     assert len(libraries(cache)) == 1

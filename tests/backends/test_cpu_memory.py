@@ -52,7 +52,7 @@ def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
 
 
 def reads_memory(build):
-    """Whether a build reads x from memory, and not sums or what the former pass prefetched."""
+    """Return whether a build reads x from memory, not sums or what an earlier pass prefetched."""
     macros = dict(build.macros)
     if build.kernel.startswith("row_norm"):
         return True

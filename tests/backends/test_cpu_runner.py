@@ -67,7 +67,7 @@ def calls_of(grids, work, parts=None):
     slots = {name: slot for slot, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
         writer = ArgsWriter(slots)
-        writer.pointer("clock")  # not the first array: after the last task its place would be one
+        writer.pointer("clock")  # the last array is the first pointer
         writer.pointer(names[number])
         launch = Launch(KernelBuild("note", ()), grid, 1)
         yield KernelCall(launch, writer.finish(), elements, parts or 0)
@@ -93,7 +93,7 @@ def run(entry, monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_each_block_runs_once_after_the_kernels_before(run, threads):
+def test_each_block_runs_once_after_the_previous_kernels(run, threads):
     for grids in ((1,), (5, 1, 9), (2, 40, 3, 3)):
         notes = run(grids, threads)
         assert all((note[:, 0] == 1).all() for note in notes)
@@ -113,7 +113,7 @@ def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):
-    """Also after a kernel that several threads shared."""
+    """It stays there even after a kernel that several threads shared."""
     (few,) = run((3,), 2, work=[100])
     many, alone = run((40, 1), 2, work=[1 << 20, 100])
     (own,) = set(few[:, 3])

@@ -42,7 +42,7 @@ TWO = "__cluster_dims__(2,1,1)"
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    """Clear the launcher's caches before and after, and make it compile a small kernel."""
+    """Clear the launcher's caches before and after; let the launcher compile a small kernel."""
     import cupy
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
@@ -87,7 +87,7 @@ def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
 
 
 @software
-def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(cupy, monkeypatch):
+def test_a_build_is_compiled_once_for_each_device_and_the_device_stays_current(cupy, monkeypatch):
     compiled, make = [], cupy.RawKernel
     monkeypatch.setattr(cupy, "RawKernel", lambda *args: (compiled.append(args), make(*args))[1])
     with softgpu.settings(devices=3), cupy.cuda.Device(1):
@@ -138,7 +138,7 @@ GPU = Device("cuda", 0)
 
 @pytest.fixture
 def pairs(cupy, monkeypatch):
-    """Make the small kernel one of clusters; return it, loaded by this thread."""
+    """Make the small kernel a kernel of clusters; load its build, and return it."""
     if int(cupy.cuda.Device(0).compute_capability) < 90:
         pytest.skip("clusters need compute capability 9.0")
     source = PROBE.replace("void probe", "void CLUSTER_OF probe")
@@ -160,8 +160,8 @@ def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_me
         _cuda.fits_cluster(Launch(pairs, 2, 32, shared=300_000), GPU)
 
 
-def test_a_thread_without_a_context_is_told_of_the_same_room(pairs):
-    """Such as autograd's: a backward may be planned there, from kernels that `warmup` loaded."""
+def test_a_thread_without_a_context_finds_the_same_room(pairs):
+    """A thread of autograd may plan a backward from kernels that `warmup` loaded."""
     assert in_new_thread(lambda: _cuda.fits_cluster(Launch(pairs, 2, 32), GPU))
 
 
@@ -176,11 +176,11 @@ def test_a_thread_without_a_context_loads_what_cupy_has_loaded(pairs):
     [
         ({"cuOccupancyMaxActiveClusters": lambda *given: 201}, "CUDA_ERROR_INVALID_CONTEXT"),
         ({"cuOccupancyMaxActiveClusters": lambda *given: 912}, False),  # INVALID_CLUSTER_SIZE
-        ({"cuOccupancyMaxActiveClusters": lambda *given: 0}, False),  # and leaves the number 0
-        ({}, False),  # a driver of before there were clusters
+        ({"cuOccupancyMaxActiveClusters": lambda *given: 0}, False),  # and the number stays 0
+        ({}, False),  # a driver older than clusters
     ],
 )
-def test_an_error_of_the_driver_is_not_taken_for_no_room(pairs, monkeypatch, functions, answer):
+def test_an_error_of_the_driver_is_not_a_lack_of_room(pairs, monkeypatch, functions, answer):
     monkeypatch.setattr(_driver, "library", lambda: SimpleNamespace(**functions))
     named = f"how many clusters of 2 blocks fit: {answer}: "
     with nullcontext() if answer is False else pytest.raises(RuntimeError, match=named):
@@ -230,13 +230,13 @@ def test_a_failed_compile_names_build_options_and_first_errors(cupy, monkeypatch
 
 
 def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
-    missing = "#include <missing/cuda_bf16.h>\n"  # CuPy itself may find those that are installed
+    missing = "#include <missing/cuda_bf16.h>\n"  # CuPy itself may find installed headers
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"{missing}{PROBE}")
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 
 
 @pytest.mark.parametrize(("missing", "text"), [("CuPy", "need CuPy"), ("NVRTC", "no NVRTC")])
-def test_what_is_missing_is_named_with_the_remedy(cupy, monkeypatch, missing, text):
+def test_a_missing_library_is_named_with_the_remedy(cupy, monkeypatch, missing, text):
     def fail():
         raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
 
@@ -253,7 +253,7 @@ VERSIONS = {"13.6.0": False, "14.0.1": False, "14.1.0": True, "14.10.0": True, "
 
 
 @pytest.mark.parametrize(("version", "is_taken"), VERSIONS.items())
-def test_a_cupy_that_is_too_old_is_named_beside_the_one_that_is_needed(
+def test_a_cupy_that_is_too_old_is_named_with_the_version_that_is_needed(
     cupy, monkeypatch, version, is_taken
 ):
     monkeypatch.setattr(cupy, "__version__", version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CuPy itself has what the launcher uses, and the stand-in adds the options that CuPy adds."""
+"""CuPy has the attributes that the launcher uses, and the stand-in adds the same options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stream:
 
 stream, arguments = Stream(), struct.pack("<qqd", 0, 5, 2.0)
 block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
-kernel = function.Function.__new__(function.Function)  # one that was never loaded
+kernel = function.Function.__new__(function.Function)  # was never loaded
 try:
     kernel((1,), (1,), (block,), shared_mem=8, stream=stream)
 except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: arguments accepted
@@ -72,7 +72,7 @@ assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 
 @pytest.mark.skipif(PathFinder.find_spec("cupy", SEARCHED) is None, reason="CuPy is not installed")
 def test_cupy_takes_our_argument_block_and_our_options():
-    """In a separate process: without a GPU, `import cupy` imports the stand-in here."""
+    """This needs another process: without a GPU, `import cupy` imports the stand-in here."""
     args = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = os.pathsep.join(path for path in args if path != softgpu.STANDIN)
     in_process(SCRIPT, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")

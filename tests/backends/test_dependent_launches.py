@@ -61,7 +61,7 @@ def bits(gpu, results) -> list[bytes]:
 # --- what begins early ----------------------------------------------------------------------------
 
 
-def test_pairs_begin_early_with_the_same_bits(dependent):
+def test_second_launches_begin_early_and_give_the_same_bits(dependent):
     gpu, found = OnCupy(), []
     for features in ("", FEATURE):
         with machine(features) as launches:
@@ -76,8 +76,8 @@ def test_pairs_begin_early_with_the_same_bits(dependent):
 
 
 @pytest.mark.parametrize("call", [rows, samples])
-def test_a_launch_that_nothing_of_its_call_precedes_does_not(call, dependent):
-    """The kernel before it on the stream may be another library's: it must not start early."""
+def test_the_first_launch_of_a_call_does_not_begin_early(call, dependent):
+    """The previous kernel on the stream may be another library's, and must end first."""
     with machine(FEATURE) as launches:
         call(OnCupy(), count=0)
     assert [one.build.kernel for one in launches] == ["param_grad"]
@@ -93,7 +93,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("without", [None, *WITHOUT])
-def test_a_gpu_has_it_by_default_and_does_without(without, dependent, monkeypatch):
+def test_launches_begin_early_by_default_except_where_impossible(without, dependent, monkeypatch):
     capability, features, functions = WITHOUT.get(without, (90, None, {}))
     gpu = OnCupy()
     for name, function in functions.items():
@@ -111,7 +111,7 @@ def test_a_driver_without_the_function_launches_as_before(dependent, monkeypatch
     assert dependent == []
 
 
-def test_a_graph_and_another_device_launch_it_too(dependent):
+def test_launches_begin_early_in_a_graph_and_on_another_device(dependent):
     gpu = OnCupy()
     cupy = gpu.cupy
     with softgpu.settings(devices=2), cupy.cuda.Device(1):
@@ -145,7 +145,7 @@ def test_a_graph_and_another_device_launch_it_too(dependent):
     ("kernel", "call"),
     [("param_grad", rows), ("group_norm_forward", samples), ("group_norm_backward", samples)],
 )
-def test_a_kernel_that_does_not_wait_is_found_out_where_it_begins_early(kernel, call, dependent):
+def test_a_kernel_that_does_not_wait_is_detected_if_it_begins_early(kernel, call, dependent):
     """This shows that the driver was asked for an early start."""
     text = source_text(kernel)
     wrong = text.replace(" wait_for_prerequisites();", " ")

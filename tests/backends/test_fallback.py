@@ -50,7 +50,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_there_is_one_warning_and_it_points_to_the_caller(call):
-    """It points there for a first call and for a cached one."""
+    """A cached call and calls of other functions do not warn again."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         call()
@@ -73,7 +73,7 @@ def covers():
 
 @pytest.mark.parametrize(("kernel", "case"), [*covers()])
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
-    """Also in place, and in arrays of any layout."""
+    """Some cases are in place, and the arrays of a case have any layout."""
     draw = random.Random(label(case))
     shape = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Faults of the compiler, and interrupts: right numbers, or one error that says what to do.
+"""With a fault of the compiler, a call is right or raises an error that says what to do.
 
-After each, the next call is right. Most compilers here only copy a library.
+After each fault or interrupt, the next call is right. Most compilers here only copy a library.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FLAGGED = 'if [ -e "{folder}/flag" ]; then {what}; fi\n'
 
 
 def flagged(folder, what):
-    """Return the script of a compiler that does something while a file exists."""
+    """Return the script of a compiler that runs a command while the file `flag` exists."""
     (folder / "flag").touch()
     does = FLAGGED.format(folder=folder, what=what.format(folder=folder))
     return f"{ANSWERS}{does}{copies()}"
 
 
 def assert_no_child(folder):
-    """The process whose number a compiler wrote ends; init may not have collected it yet."""
+    """Check that the process whose number a compiler wrote ends within 5 seconds."""
     child = int((folder / "child").read_text())
     end = time.monotonic() + 5
     while time.monotonic() < end and is_running(child):
@@ -77,9 +77,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("what", WARNINGS)
-def test_a_compiler_that_does_not_say_its_version_gives_way_to_the_next(
-    tmp_path, monkeypatch, what
-):
+def test_a_compiler_that_does_not_say_its_version_is_skipped(tmp_path, monkeypatch, what):
     chosen = script(tmp_path, HANGS.format(CHILD).format(folder=tmp_path))
     if what == "is no program":
         Path(chosen).write_bytes(b"\x7fELF")
@@ -91,7 +89,7 @@ def test_a_compiler_that_does_not_say_its_version_gives_way_to_the_next(
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
-def test_without_memory_or_files_for_a_compiler_none_counts_as_missing(monkeypatch, number):
+def test_a_compiler_that_lacks_memory_or_files_does_not_count_as_missing(monkeypatch, number):
     def fork(*arguments, **options):
         raise OSError(number, os.strerror(number))
 
@@ -125,7 +123,7 @@ def test_a_compiler_that_is_removed_is_an_error_and_the_next_call_looks_for_anot
         check()
 
 
-def test_where_path_becomes_empty_there_is_an_error_and_then_the_reference(tmp_path):
+def test_an_emptied_path_is_an_error_and_then_the_reference_computes(tmp_path):
     script(tmp_path, f"PATH={os.environ['PATH']}\n{copies()}")
     (tmp_path / "compiler").rename(tmp_path / "c++")
     with fresh_process(CXX="", PATH=tmp_path, CUNORM_CACHE_DIR=tmp_path / "cache") as patch:

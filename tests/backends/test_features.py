@@ -63,7 +63,7 @@ def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, n
         assert features_of(capability) == right
 
 
-def test_a_wrong_name_is_an_error_that_names_the_right_ones(monkeypatch, capsys):
+def test_a_wrong_name_is_an_error_that_lists_the_right_names(monkeypatch, capsys):
     for value, text in (
         (
             "cluster",
@@ -79,7 +79,7 @@ def test_a_wrong_name_is_an_error_that_names_the_right_ones(monkeypatch, capsys)
         assert f"{VARIABLE} {text}" in capsys.readouterr().out
 
 
-def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, capsys):
+def test_info_names_the_features_in_use_and_how_they_are_tested(monkeypatch, capsys):
     main(["info"])
     printed = capsys.readouterr().out
     assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
@@ -116,7 +116,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """A cluster fits if each of its blocks takes a multiprocessor of its own."""
+    """Here a cluster fits if each of its blocks takes a multiprocessor of its own."""
     limits = limits_of("90")
 
     def fits(launch, device):

@@ -31,7 +31,7 @@ from tests.support.processes import python
 
 pytestmark = [posix, compiles]
 
-# Succeeds where another of them runs.
+# A compiler that succeeds only if another compiler runs at the same time.
 MEETS = """{answers}touch "{folder}/$$"
 for i in $(seq 100); do [ $(ls "{folder}" | wc -l) -ge 2 ] && break; sleep 0.1; done
 [ $(ls "{folder}" | wc -l) -ge 2 ] || exit 1
@@ -64,7 +64,7 @@ def test_the_builds_of_a_call_are_compiled_at_the_same_time_and_once(tmp_path):
         assert entries[0] != entries[1]
 
 
-def test_a_build_that_fails_beside_another_is_the_error_of_the_call(tmp_path):
+def test_the_error_of_one_of_two_parallel_builds_is_raised(tmp_path):
     first, second = builds_of_two()
     macro = "#define COMPUTE_T fp64"
     fails = f'case "$*" in *--version*) ;; *row_norm*) grep -q "{macro}" "$source" && exit 1;; esac'
@@ -75,7 +75,7 @@ def test_a_build_that_fails_beside_another_is_the_error_of_the_call(tmp_path):
         assert len(libraries(cache)) == 1
 
 
-def test_a_call_that_waits_for_a_compiler_says_what_for_once(tmp_path, patience, caplog):
+def test_a_call_that_waits_for_a_compiler_says_so_once(tmp_path, patience, caplog):
     slow = f'{ANSWERS}case "$*" in *row_norm*) sleep 0.6;; esac\n{copies()}'
     with separate_cache(tmp_path, slow):
         check()
@@ -84,7 +84,7 @@ def test_a_call_that_waits_for_a_compiler_says_what_for_once(tmp_path, patience,
         patience(0.1)
         cunorm.warmup("l2_norm", 4, "float32", device="cpu", rows=1, progress=False)
         check()
-        assert not caplog.messages, "a warmup is no call that waits"
+        assert not caplog.messages, "a warmup does not wait as a call"
         for _ in range(2):
             cunorm.clear_cache()
             check()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's builds for other instruction sets are right, and have the bits of this machine's own.
+"""Builds for other instruction sets are right, and give the same bits as this machine's builds.
 
-An emulator runs builds for 64-bit ARM. A cross compiler is used like any other, but refuses
--march=native. Only the libraries run in the emulator, on copies of the arrays. This shows no speed,
-no effects of a real machine's memory order, and no instructions beyond ARMv8.0.
+An emulator runs builds for 64-bit ARM. A cross compiler is used like any other compiler, but
+refuses -march=native. Only the libraries run in the emulator, on copies of the arrays. Speed, the
+memory order of a real machine and instructions beyond ARMv8.0 are not tested.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.support.placed import Samples
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = needs_a_compiler
 
-# Runs a list of kernels, see launch.h. Arguments: a file that holds the arrays, their addresses (as
-# offsets in the file) and the list (functions are indices of libraries); the position and number of
-# the addresses; the number of threads; the libraries.
+# A program that runs a list of kernels (see launch.h). Its arguments are a file that holds the
+# arrays, their addresses (as offsets in the file) and the list (functions are indices of
+# libraries); the position and number of the addresses; the number of threads; the libraries.
 PROGRAM = r"""
 #include <cstdlib>
 #include <dlfcn.h>

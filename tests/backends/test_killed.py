@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Processes that are killed, or find the disk full, at any moment of a first call.
+"""A process may be killed, or find the disk full, at any moment of a first call.
 
 The next call is right, and only temporary folders are left. Most compilers here copy a library.
 """
@@ -62,7 +62,7 @@ assert not [moment for moment in found[:removal] if moment.left]
 
 
 @pytest.mark.parametrize("script_of", [KILLED, FULL], ids=["killed", "disk full"])
-def test_a_fault_at_any_moment_is_an_error_or_nothing_and_the_next_call_is_right(
+def test_a_fault_at_any_moment_raises_or_has_no_effect_and_the_next_call_is_right(
     tmp_path, script_of
 ):
     unsealed = copies().replace("exec cp", "head -c -32").replace(' "$last"', ' > "$last"')
@@ -98,6 +98,6 @@ def test_a_process_killed_at_50_random_moments_of_a_real_compile_leaves_the_next
         were_compiling += len(temporary)
         assert start().wait() == 0
         for folder in temporary:
-            shutil.rmtree(folder, ignore_errors=True)  # its compiler may run yet
+            shutil.rmtree(folder, ignore_errors=True)  # its compiler may still run
     print(f"{were_compiling} of 50 in a compile")
     assert were_compiling > 5

@@ -73,7 +73,7 @@ assert few - before < 10, "the system refuses threads"
 check_forward()
 assert tasks() >= before + 38
 cunorm.set_num_threads(2)
-check_forward()  # ends most of them
+check_forward()  # ends most threads
 cunorm.set_num_threads(40)
 with at_most(1 << 20):
     check_forward()
@@ -82,7 +82,7 @@ with at_most(1 << 20):
 cunorm.set_num_threads(None)
 """
 
-# So many parts that there is no memory for the sums of each.
+# There are so many parts that memory does not suffice for their sums.
 SUMS = """
 from tests.support.internals import ArgsWriter, KernelCall, Launch, _compile, runner
 
@@ -99,8 +99,8 @@ for work in 1, 1 << 20:
 """
 
 
-def test_what_cannot_be_allocated_is_an_error_or_done_without_and_the_next_is_right():
-    # glibc reserves memory for each further arena, beyond the limit.
+def test_a_failed_allocation_raises_or_is_done_without_and_the_next_call_is_right():
+    # Without MALLOC_ARENA_MAX, glibc reserves memory for further arenas beyond the limit.
     in_process(LIMITED + SUMS + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
 
 

@@ -39,10 +39,10 @@ from tests.support.nvrtc_covers import (
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
 SHARES = 64  # tests that share a cover
-# Limits of the shared memory that kernels declare, in bytes: row norms with dynamic shared memory,
-# and others; and the driver's share for each block of a multiprocessor.
+# The bytes of shared memory that kernels may declare: row norms with dynamic shared memory, and
+# other kernels. The bytes that the driver takes for each block.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10
-SENT = 48  # further bytes for each warp of a cluster
+SENT = 48  # further bytes that a cluster's block may declare for each warp
 REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
 
 
@@ -102,7 +102,7 @@ def test_rows_that_fill_a_threads_registers_do_not_spill():
 
 
 @pytest.mark.parametrize("kind", ["streamed", "teams in a warp", "one element a pack"])
-def test_plans_that_spilled_once_do_not(kind):
+def test_plans_that_once_spilled_do_not_spill(kind):
     case = {name: choices[0] for name, choices in BACKWARD.items()} | {"x": "float32"}
     case |= {"weight": "x", "features": "all", "access": 16} | {
         "streamed": {"width": 1 << 18, "sums": ("dweight",)},

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Sanitizers find nothing in the CPU's builds.
 
-They run in another process, which has the sanitizer's library loaded from the start.
+A sanitizer runs in another process, which loads the sanitizer's library at its start.
 AddressSanitizer and UndefinedBehaviorSanitizer run a cover of operands and layouts, ThreadSanitizer
-all kernels with several threads. It does not know OpenMP's barriers, so POSIX threads and barriers
-replace them.
+all kernels with several threads. ThreadSanitizer does not know OpenMP's barriers, so POSIX threads
+and barriers replace OpenMP.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(tmp_path: Path, function: str, library: str, options: str, *arguments: s
     more = {"LD_PRELOAD": found, "CUNORM_CACHE_DIR": os.fspath(tmp_path / "cache")}
     more |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     program = [sys.executable, "-c", PROGRAM.format(function=function), options, *arguments]
-    fixed = ["setarch", "-R"]  # as ThreadSanitizer expects memory in certain places
+    fixed = ["setarch", "-R"]  # ThreadSanitizer expects memory at certain addresses
     if not shutil.which("setarch") or subprocess.run([*fixed, "true"]).returncode:
         pytest.skip("needs `setarch -R`")
     started = {"capture_output": True, "text": True, "env": os.environ | more, "timeout": 3600}
@@ -132,7 +132,7 @@ def test_no_race_of_threads_is_reported(tmp_path):
 
 
 def test_a_missing_barrier_is_a_race_that_is_reported(tmp_path):
-    """Else the test above could not fail."""
+    """This shows that the test above can fail."""
     launch = threaded(tmp_path) / "launch.h"
     launch.write_text(launch.read_text().replace("pthread_barrier_wait(&barrier);", ";"))
     options = f"-O1 -g -fno-openmp -fsanitize=thread -I{tmp_path}"

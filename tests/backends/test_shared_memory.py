@@ -83,7 +83,7 @@ def plans(count: int, architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documented(architecture):
+def test_no_plan_exceeds_a_gpus_shared_memory_or_the_documented_workspace(architecture):
     for types, walk, gpu, launch in plans(500, architecture):
         macros = dict(launch.build.macros)
         blocks = int(macros["BLOCKS_PER_SM"])
@@ -93,7 +93,7 @@ def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documen
             assert used <= gpu.shared_memory_per_sm, launch
         assert blocks * launch.block * 32 <= 1 << 16, "a thread has 32 registers at least"
         several = int(macros["THREADS_PER_ROW"]) < launch.block
-        assert not several or macros["SUMS_IN_SHARED"] == "true", "teams meet there"
+        assert not several or macros["SUMS_IN_SHARED"] == "true", "teams add up there"
         assert macros["STAGES"] == "0" or gpu.features.async_copies
         size = workspace_size(types.compute, walk, gpu.sm_count)
         if types.dweight or types.dbias:
@@ -101,7 +101,7 @@ def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documen
 
 
 @pytest.mark.gpu
-def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
+def test_a_plan_reserves_the_shared_memory_that_the_kernel_uses(monkeypatch):
     import cupy
 
     monkeypatch.setattr(_cuda, "loaded", OnceMap())

@@ -31,8 +31,8 @@ def set_threads():
 # --- several threads at once ----------------------------------------------------------------------
 
 SMALL = [(name, None) for name in FUNCTIONS]
-# Rows for all threads and for one; samples of one launch and of several, which need less or more
-# scratch memory of a thread.
+# Rows for all threads and for one thread; samples for one launch and for several launches, which
+# need different amounts of a thread's scratch memory.
 LARGE = [("layer_norm_backward", shape) for shape in ((600, 257), (2, 70_000))]
 LARGE += [("group_norm_forward", shape) for shape in ((2, 300, 40), (2, 4900, 8), (40, 30, 40))]
 LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
@@ -52,7 +52,7 @@ LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
 def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(
     kind, calls, threads, turns
 ):
-    """Their arrays have the same specs, so that they share all cache entries."""
+    """The arrays of all threads have the same specs, so the threads share all cache entries."""
     start, of_threads = threading.Barrier(threads), []
     for thread in range(threads):
         mine = [call_of(name, shape, kind) for name, shape in calls]
@@ -118,7 +118,7 @@ def test_omp_num_threads_is_followed_where_it_is_a_number(monkeypatch, set_threa
         assert _threads.thread_count() == 7
 
 
-def test_set_num_threads_refuses_what_is_no_number_of_threads():
+def test_set_num_threads_refuses_values_that_are_no_number_of_threads():
     for n in (0, -1, True, 1.0, "2"):
         text = f"^set_num_threads: n is {n!r}, expected a positive int or None$"
         with pytest.raises(ValueError, match=text):
@@ -153,7 +153,7 @@ def test_subnormal_results_are_kept(set_threads):
         set_threads(threads)
         assert_same_bits(
             cunorm.rms_norm(x, eps=1.0), x
-        )  # bits: with subnormals flushed, x would equal zero
+        )  # with subnormals flushed, x would equal zero
 
 
 @posix
@@ -192,7 +192,7 @@ def as_child():
     cunorm.layer_norm(x)  # a build that the parent has not loaded
     end = time.monotonic() + 5
     while tasks() > before and time.monotonic() < end:
-        time.sleep(0.001)  # the system lists a thread that was joined for a moment yet
+        time.sleep(0.001)  # the system still lists a joined thread for a moment
     return tasks() - before
 
 again()
@@ -219,15 +219,15 @@ check(9)
 
 @linux
 def test_forked_children_and_their_parents_give_right_answers_after_openmp_was_used():
-    """A child also repeats its parent's call, and no call turns subnormals off."""
+    """A child also repeats its parent's call, and no call flushes subnormals."""
     in_process(AGAIN + AFTER_OPENMP, OMP_NUM_THREADS="2")
 
 
 @posix
 @compiles
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_started_while_another_thread_compiles_does_not_wait_for_it(tmp_path, method):
-    """Nor does a child that is forked and ends as processes do, with its parent's `atexit`."""
+def test_a_child_started_while_a_thread_compiles_does_not_wait_for_the_thread(tmp_path, method):
+    """The forked child also runs its parent's `atexit` functions without waiting."""
     begun = tmp_path / "begun"
     in_process(
         "import time\n"

@@ -15,13 +15,13 @@ from tests.support.caches import fresh_process, gcc, libraries
 from tests.support.internals import FLOAT32, ForwardTypes, RowShape, _compile, cpu_forward
 from tests.support.processes import in_process
 
-pytestmark = gcc  # by other compilers' libraries, nothing is shared
+pytestmark = gcc  # libraries of other compilers share nothing
 
 EXPORTED = re.compile(r"cunorm_blocks|cunorm_run|_Z\w*\d+cunorm_([0-9a-f]{32})\w+")
 
 
 @pytest.mark.compiled("O3")
-def test_libraries_export_entry_points_and_what_they_share_by_a_name_of_their_version(tmp_path):
+def test_libraries_export_entry_points_and_shared_variables_named_by_their_version(tmp_path):
     if shutil.which("nm") is None:
         pytest.skip("needs nm, of binutils, to list symbols")
     x = np.ones((2, 8), np.float16)
@@ -38,12 +38,12 @@ def test_libraries_export_entry_points_and_what_they_share_by_a_name_of_their_ve
         matches = list(map(EXPORTED.fullmatch, names))
         assert all(matches), names
         versions |= {match[1] for match in matches if match[1]}
-        assert ("kept_lines" in printed) == ("norm" in library.name), "it is one for all libraries"
+        assert ("kept_lines" in printed) == ("norm" in library.name), "all norms share it"
     assert len(versions) == 1
 
 
 @pytest.mark.parametrize("what", ["_stand_ins", "compiler"])
-def test_the_name_of_what_libraries_share_depends_on_headers_and_compiler(monkeypatch, what):
+def test_the_name_of_shared_variables_depends_on_headers_and_compiler(monkeypatch, what):
     names = []
 
     def compile_build(build, cxx, options, text, target):
@@ -80,6 +80,6 @@ for headers in (None, other, None, other):
 
 
 def test_two_versions_of_the_headers_in_a_process_give_right_results(tmp_path):
-    """The second has more in a variable of each thread."""
+    """The second version has a larger thread-local variable."""
     more = "long long more[16] = {}; int next_ring = 0;"
     in_process(TWO.format(folder=str(tmp_path), gang=more))

@@ -41,12 +41,12 @@ def cuda_loads(monkeypatch):
 
 
 def check_warmup(case, device, make, loads):
-    """Warm up, call, clear, call: both load the same builds; `rows=None` loads at least these."""
+    """Check that a warmup and a call load the same builds, and that `rows=None` loads these too."""
     done = described.warm_up(case, device, rows=case["shape"][0])
     warmed = set(loads)
     assert done.builds == len(warmed) == len(loads)
     described.call(case, make)
-    assert set(loads) == warmed, "the call had to load something else"
+    assert set(loads) == warmed, "the call loads other builds"
     described.clear_all()
     loads.clear()
     described.call(case, make)
@@ -54,7 +54,7 @@ def check_warmup(case, device, make, loads):
     described.clear_all()
     loads.clear()
     described.warm_up(case, device)
-    assert set(loads) >= warmed, "what is for any rows does not serve these"
+    assert set(loads) >= warmed, "a warmup for any number of rows lacks builds"
 
 
 @each(described.cases())
@@ -69,8 +69,8 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
     check_warmup(case | {"shape": few}, "cuda", on_cuda, cuda_loads)
 
 
-# So close to each other that for any cache size, six rows of one of the widths exceed it and five
-# do not.
+# The widths are so close to each other that for any cache size, there is a width of which six rows
+# exceed the cache and five do not.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 
@@ -97,7 +97,7 @@ def test_a_warmup_of_group_norms_without_rows_serves_any_number_of_samples(sizes
     assert warm_up().builds == len(loads) == warm_up(rows=samples).builds == len(loads)
 
 
-def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
+def test_lists_of_arguments_are_crossed_and_shared_builds_are_loaded_once(loads):
     options = {"device": "cpu", "rows": 8, "progress": False}
     assert cunorm.warmup(RMS, 256, "float32", **options).builds == 3
     ops = ("rms_norm", *RMS)  # the first two have the same builds
@@ -137,7 +137,7 @@ def test_after_a_warmup_calls_compile_nothing_in_this_process_and_the_next(tmp_p
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_of_warmups_at_once_one_compiles_and_counts_it(device, cuda_loads, folder, monkeypatch):
+def test_only_one_of_parallel_warmups_compiles_a_build(device, cuda_loads, folder, monkeypatch):
     found, load, together = compiled(monkeypatch), _cuda._load, threading.Barrier(4)
     monkeypatch.setattr(_cuda, "_load", lambda build: (time.sleep(0.1), load(build))[1])
 
@@ -154,7 +154,7 @@ def test_of_warmups_at_once_one_compiles_and_counts_it(device, cuda_loads, folde
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not softgpu.is_loaded(), reason="needs several GPUs, which the software has")
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="needs several GPUs, as the software GPU has")
 def test_cuda_is_the_current_device_unless_it_has_a_number(cuda_loads):
     import cupy
 

@@ -27,7 +27,7 @@ def warm(ops=TRAINING, widths=64, dtypes="float32", **more):
 
 
 def while_loading(monkeypatch, action):
-    """Run an action with each build before it is loaded."""
+    """Run an action on each build before the build is loaded."""
     load = _compile._load
     monkeypatch.setattr(_compile, "_load", lambda build: (action(build), load(build))[1])
 
@@ -70,7 +70,7 @@ def test_a_build_that_fails_is_named_after_the_others_were_made(loads, monkeypat
     assert caught.value.__cause__ is error
 
 
-def test_who_interrupts_does_not_wait_for_what_has_not_begun(loads, monkeypatch):
+def test_an_interrupt_does_not_wait_for_builds_that_have_not_begun(loads, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
@@ -81,7 +81,7 @@ def test_who_interrupts_does_not_wait_for_what_has_not_begun(loads, monkeypatch)
     assert len(loads) <= 1
 
 
-def test_where_no_gradient_is_wanted_nothing_is_compiled(loads):
+def test_without_needed_gradients_nothing_is_compiled(loads):
     assert warm("rms_norm_backward", needs=("gate",), progress=False)[:2] == (0, 0)
     assert loads == []
 
@@ -162,7 +162,7 @@ def test_without_a_device_the_error_is_the_drivers():
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
+def test_the_command_passes_on_its_options(monkeypatch, capsys):
     given = []
 
     def warmed(*args, **more):
@@ -192,7 +192,7 @@ def test_every_argument_is_an_option_of_the_command(capsys):
         assert named.get(name, name.replace("_", "-")) in options
 
 
-def test_the_command_does_it_on_the_cpu_and_says_what_is_wrong(loads, monkeypatch, capsys):
+def test_the_command_warms_up_the_cpu_and_says_what_is_wrong(loads, monkeypatch, capsys):
     monkeypatch.setattr(_info, "cuda_devices", lambda: (0, "none"))
     command = ["warmup", "--op", "rms_norm_backward", "--width", "64", "--dtype", "float32"]
     assert main([*command, "--rows", "8", "--quiet"]) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The messages of docs/errors.md are those that calls raise."""
+"""Calls raise the messages of docs/errors.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIND = re.compile(r" \([^()]*(Error|Warning)[^()]*\)$")  # after a message
 
 X, Y, IMAGES = (np.ones(shape, np.float32) for shape in ((2, 8), (3, 8), (2, 8, 64)))
 BYTES = np.zeros(4096, np.uint8)
-ALIGNED = BYTES[-BYTES.ctypes.data % 16 :]  # aligned
+ALIGNED = BYTES[-BYTES.ctypes.data % 16 :]
 RSTD = np.ones(2, np.float32)
 
 Calls = dict[str, Callable[[], Any]]  # by the start of a message on the page
@@ -216,7 +216,7 @@ def test_messages_are_those_of_the_page(calls):
     check_calls(calls)
 
 
-# torch's own warnings: prototypes, and its imports for jvp
+# PyTorch warns about its prototypes, and about its own imports for jvp.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.torch.jit.script")
 def test_messages_about_tensors_are_those_of_the_page():
     check_calls(torch_calls())

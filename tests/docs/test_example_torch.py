@@ -42,7 +42,7 @@ def difference(printed):
 
 
 def trained(printed, trains, than):
-    """Return the figures of the last line: steps, the difference, the loss and the bigram's."""
+    """Return the last line's figures: steps, the difference, the loss, the bigram model's loss."""
     return figures(
         printed,
         rf"With cunorm's norms the model {trains} as with PyTorch's: in (\d+) steps the losses "
@@ -63,7 +63,7 @@ def test_both_norms_train_alike_and_beat_the_bigram_model(device, tmp_path):
     options = {"capture_output": True, "text": True, "env": one_thread, "check": False}
     done = subprocess.run([*command, "--device", device], **options)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Before attention and MLP, of queries and of keys in the layer; and the last.
+    # The norms before attention and before the MLP, of queries and of keys, and the last norm.
     assert "5 norms replaced" in done.stdout
     curves = re.findall(r"^ +\d+ +(\d\.\d{5}) +(\d\.\d{5}) +\d\.\de.\d\d$", done.stdout, re.M)
     assert len(curves) == 10

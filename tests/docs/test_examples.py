@@ -42,7 +42,7 @@ def run(
 
 @pytest.fixture
 def example(monkeypatch, tmp_path):
-    """Import a module as the scripts do, from their own folder; restore its settings afterwards.
+    """Import a module as the scripts do, from their own folder; restore settings afterwards.
 
     Pictures go to a temporary folder.
     """
@@ -111,7 +111,7 @@ def trained(printed, verb):
 
 
 def nats(printed):
-    """Return the losses of the bigram model and of the trained one."""
+    """Return the losses of the bigram model and of the trained model."""
     return map(float, re.findall(r": +(\d\.\d{4}) nats per character", printed))
 
 
@@ -136,7 +136,7 @@ def test_training_exits_with_1_above_the_bigram_model(tmp_path):
 
 
 def cleaned(printed, verb, gradient):
-    """Return the figures of the block's last line: its error, the blur's, that of the gradient."""
+    """Return the figures of the last line: the errors of the block, the blur and the gradient."""
     return figures(
         printed,
         f"The block {verb} noise better than the best blur: its mean squared error is "
@@ -241,6 +241,6 @@ def test_every_gradient_of_the_model_is_that_of_finite_differences(example, step
 def test_the_bigram_baseline_counts_pairs_plus_one(example):
     loss = example("char_lm.data").bigram_loss
     training = np.array([0, 1, 0, 1, 0])
-    # After 0 come 1 twice and 0 and 2 never, plus one each; after 2 all are equally likely.
+    # After 0, the counts of 0, 1 and 2 are 0, 2 and 0, plus one each; after 2 all are equal.
     assert loss(training, np.array([0]), np.array([1]), 3) == pytest.approx(np.log(5 / 3))
     assert loss(training, np.array([2]), np.array([1]), 3) == pytest.approx(np.log(3))

@@ -20,7 +20,7 @@ LARGEST = r"^largest difference: (\S+), tolerance 0\.001 nats per character$"
 
 @pytest.fixture
 def example(monkeypatch, tmp_path):
-    """Import a module as the script does, from its own folder; pictures go to a temporary one."""
+    """Import a module as the script does; pictures go to a temporary folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module
@@ -54,7 +54,7 @@ def test_both_runs_have_the_same_loss_curve(device, example, capsys):
     assert losses == pytest.approx([*map(float, ends)], abs=0.0051)
 
 
-def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
+def test_a_wrong_norm_separates_the_curves(example, monkeypatch, capsys):
     script, norms = example("jax_train"), example("jax_char_lm.norms")
 
     def dropped(x, stream, weight):

@@ -31,7 +31,7 @@ def unindented(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_quoted_code_stands_in_a_source(page):
+def test_quoted_code_is_in_a_source(page):
     sources = [unindented(path.read_text("utf-8")) for path in SOURCES]
     quotes = [unindented(quote) for quote in QUOTED.findall(page.read_text("utf-8"))]
     assert quotes
@@ -62,7 +62,7 @@ def team_of(launch) -> tuple[str, str]:
     return text + (", streamed" if is_streamed else ""), macros["PACKS"]
 
 
-def test_the_table_of_teams_is_what_is_planned():
+def test_the_table_of_teams_shows_the_planned_teams():
     forward = dict.fromkeys(("compute", "x", "y", "weight"), FLOAT32)
     backward = dict.fromkeys(("compute", "dy", "x", "dx", "weight"), FLOAT32)
     table = TEAMS.findall((DOCS / "kernels/row-norms.md").read_text("utf-8"))

@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """Return the pages' Python blocks; one that begins with no import continues the last."""
+    """Return the pages' Python blocks; a block that begins with no import continues the last."""
     found: list[Example] = []
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
@@ -69,7 +69,7 @@ def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_of_code_is_of_a_form_that_is_not_tested(page):
+def test_every_block_of_code_has_a_form_that_is_tested(page):
     fences = re.findall(r"^.*(?:```|~~~).*$", page.read_text(encoding="utf-8"), re.M)
     assert set(fences[1::2]) <= {"```"}
     languages = {"python", "sh", "cpp", "text"}
@@ -93,7 +93,7 @@ def commands() -> dict[tuple[str, ...], set[str]]:
 
 
 def program_of(words: list[str]) -> tuple[str, ...]:
-    """Return the words that name a program of ours with a help text, none for others."""
+    """Return the words that name a program of cunorm with a help text; none for other programs."""
     if words[0] != "-m":
         return (words[0],) if words[0].endswith(".py") else ()
     if words[1] not in ("cunorm", "bench"):

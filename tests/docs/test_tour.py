@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The notebook's code runs, and prints and draws what is stored in it.
 
-After a change, run it from top to bottom, twice: the first time a line on stderr says that kernels
-are compiled. Then clear the metadata, but for those below.
+After a change, run the notebook twice from top to bottom, because in the first run a line on stderr
+says that kernels are compiled. Then clear all metadata that no test below requires.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pyplot():
     pyplot.close("all")
 
 
-def test_every_cell_prints_and_draws_what_is_stored(pyplot, capsys):
+def test_every_cell_gives_its_stored_output(pyplot, capsys):
     names = {}
     for number, cell in enumerate(CODE, 1):
         exec(compile("".join(cell["source"]), f"{TOUR.name}, code cell {number}", "exec"), names)
@@ -53,7 +53,7 @@ def test_every_cell_prints_and_draws_what_is_stored(pyplot, capsys):
         assert capsys.readouterr().out == text
         assert len(pyplot.get_fignums()) == len(pictures)
         for figure in map(pyplot.figure, pyplot.get_fignums()):
-            figure.draw_without_rendering()  # what it draws is laid out
+            figure.draw_without_rendering()  # lays out what it draws
         pyplot.close("all")
 
 
@@ -64,7 +64,7 @@ def test_the_pictures_are_small_pngs():
     assert TOUR.stat().st_size < 500_000
 
 
-def test_it_was_run_once_from_top_to_bottom_and_says_nothing_of_where():
+def test_the_notebook_was_run_once_in_order_and_names_no_machine():
     assert [cell["execution_count"] for cell in CODE] == [*range(1, len(CODE) + 1)]
     assert [cell["metadata"] for cell in NOTEBOOK["cells"]] == [{}] * len(NOTEBOOK["cells"])
     assert NOTEBOOK["metadata"] == {

@@ -56,12 +56,12 @@ def machine(
     alone: bool = True,
     **settings: Any,
 ) -> Iterator[list[Launch]]:
-    """Run calls on such a GPU; yield a list that gets each launch.
+    """Run calls on a software GPU; yield a list that gets each launch.
 
     `grid` limits the blocks of a launch, so that each block walks several rows, or each launch has
-    only some of the samples. `sources` replace the texts of kernels. `spared` is the number of
-    bytes of shared memory that plans must not use. `alone` says whether a group norm's block may
-    have a multiprocessor to itself. The rest are settings of the software GPU.
+    only some of the samples. `sources` has texts that replace those of kernels. `spared` is the
+    number of bytes of shared memory that plans must not use. `alone` says whether a group norm's
+    block may have a multiprocessor to itself. All other arguments are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
@@ -89,7 +89,7 @@ def machine(
         _texts(sources) if sources else nullcontext(),
         _kernels_of_its_own() if sources or "capability" in settings else nullcontext(),
     ):
-        clear_plans()  # those are for another GPU
+        clear_plans()  # cached plans are for another GPU
         try:
             yield launches
         finally:
@@ -105,7 +105,7 @@ def _texts(sources: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _kernels_of_its_own() -> Iterator[None]:
-    _cuda.loaded.clear()  # those of a device are of one text and one compute capability
+    _cuda.loaded.clear()  # it does not distinguish texts or compute capabilities
     try:
         yield
     finally:

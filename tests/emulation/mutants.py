@@ -14,13 +14,13 @@ from typing import Any
 
 from tests.tooling.mutations import closing
 
-# Barriers of a block, of a warp and of a cluster, a thread's wait for its own copies, and that for
-# the launch before its own.
+# Barriers of a block, of a warp and of a cluster, a thread's wait for its own copies, and its wait
+# for the previous launch.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_begun\(\);|\bwait_for_cluster\(\);|\basync_wait<[^;{}]*>\(\);"
     r"|\bwait_for_arrivals\([^;{}]*\);|\bwait_for_prerequisites\(\);"
 )
-_GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition
+_GUARD = re.compile(r"(?<!bool )\binside\(")  # a use, not the definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")
 
 NONE, NOTING = -1, -2
@@ -38,7 +38,7 @@ __device__ inline bool without(int number) {{
 def switched(text: str) -> tuple[str, list[str]]:
     """Return a text with all mutants of a kernel's text, and their names.
 
-    The text has its local includes in place. A name is "function: line" of the missing part.
+    The kernel's text contains its local includes. A name is "function: line" of the missing part.
     """
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
     found = list(_barriers_and_guards(code))
@@ -94,7 +94,7 @@ def _module(kernel: Any) -> ctypes.c_void_p:
 
 
 def _variable(module: ctypes.c_void_p, name: str, kind: Any) -> Any:
-    """Return a variable of a module; on the software GPU its memory is the process's."""
+    """Return a variable of a module; the software GPU has it in this process's memory."""
     address, size = ctypes.c_uint64(), ctypes.c_size_t()
     found = (ctypes.byref(address), ctypes.byref(size), module, name.encode())
     if _driver().cuModuleGetGlobal_v2(*found):

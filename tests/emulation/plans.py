@@ -2,8 +2,8 @@
 """Sizes for every kind of plan, small enough for an interpreter.
 
 With one multiprocessor, each block of a backward walks three or more rows. `machine(grid=...)`
-limits a launch to a few blocks, which no real GPU requires: only then do blocks of a forward walk
-several rows, and launches of a group norm have only some of the samples.
+limits a launch to a few blocks, which no real GPU requires. With that limit, blocks of a forward
+walk several rows too, and a launch of a group norm has only some of the samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies programmatic_launches"
 _TWO_LAUNCHES = "async_copies programmatic_launches"
-_ELEMENTS = 24_000  # of an array, at least three rows
+_ELEMENTS = 24_000  # of an array, which has at least three rows
 # Bytes of an H200's 228 KiB of shared memory that plans must not use, by blocks that share it.
 _SPARED = {1: 225 << 10, 2: 112 << 10}
 
@@ -33,7 +33,7 @@ class RowPlan(NamedTuple):
     width: int
     launch: str  # see row_plan_name
     features: str = ""
-    case: Mapping[str, Any] = MappingProxyType({})  # over the defaults, float32
+    case: Mapping[str, Any] = MappingProxyType({})  # replaces defaults, which are float32
     settings: Mapping[str, Any] = MappingProxyType({})  # of `machine`
 
     @property
@@ -134,11 +134,11 @@ class GroupPlan(NamedTuple):
     samples: Samples
     features: str = ""
     spared: int = 0  # bytes of shared memory that tiles must not use
-    alone: bool = True  # whether a block may have a multiprocessor alone
+    alone: bool = True  # whether a block may have a multiprocessor to itself
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
-# Bytes to spare so that two blocks of an H200 have some room for tiles, and little.
+# Bytes that tiles must not use, so that two blocks of an H200 have some, or little, room for tiles.
 _SOME, _LITTLE = 84 << 10, 98 << 10
 GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
@@ -201,7 +201,7 @@ class Planned(NamedTuple):
 
     @property
     def rows(self) -> RowPlan | None:
-        """The plan, if it is a row norm's."""
+        """The plan if it is a row norm's, else None."""
         return ROW_PLANS.get(self.kernel, {}).get(self.plan)
 
     @property
@@ -216,8 +216,8 @@ class Planned(NamedTuple):
     ) -> AbstractContextManager[list[Launch]]:
         """Run calls on a GPU with the plan's features and one multiprocessor.
 
-        `few` limits launches to so many times the blocks of one float32 sample, or the blocks or
-        clusters that walk three rows each; 0: `grid` is the limit.
+        `few` limits launches of group norms to the blocks of that many float32 samples. With `few`,
+        each block or cluster of a row norm walks three rows. If it is 0, `grid` is the limit.
         """
         blocks = 1
         if self.rows:
@@ -233,7 +233,7 @@ class Planned(NamedTuple):
 KERNELS = tuple(FACTORS)
 PLANS = {kernel: ROW_PLANS.get(kernel, GROUP_PLANS) for kernel in KERNELS}
 PLANNED = [Planned(kernel, plan) for kernel, plans in PLANS.items() for plan in plans]
-# Plans with more tests than others.
+# Plans that further tests use.
 TYPICAL = (
     *("8 threads a row", "16 threads a row, 1 row ahead", "a block of 64 a row", "streamed"),
     *("a cluster of 4", "a cluster of 4, 2 rows ahead", "streamed in a cluster"),
@@ -243,7 +243,7 @@ TYPICAL = (
 
 
 def every_plan(*, typical: Collection[str] = TYPICAL) -> list[Any]:
-    """Return test parameters of all kernels and plans; only typical ones run in CI."""
+    """Return test parameters of all kernels and plans; only typical plans run in CI."""
     return [
         pytest.param(
             planned,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once; of streamed rows, the inputs of sums are read twice."""
+"""A row norm moves each element once, but reads the inputs of a streamed row's sums twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.gradients import INPUTS_OF, NEEDS
 pytestmark = needs_softgpu
 
 LARGE = {"dy", "x", "d_residual", "gate"}
-# Widths of plans that keep a row, and that read it twice.
+# The width of a plan that holds rows, and of a plan that streams them.
 WIDTHS = {"kept": 100, "streamed": 16400}
 CASES = [
     pytest.param(*case, plan, marks=() if len(case[1]) == 1 else pytest.mark.exhaustive)
@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("position", "needs", "plan"), CASES)
-def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(position, needs, plan):
+def test_a_backward_reads_what_it_needs_and_inputs_of_streamed_sums_twice(position, needs, plan):
     case = {"center": True, "round_before_weight": True, "weight_offset": 1.0, "needs": needs}
     case |= {"shape": (1, 1, 5, WIDTHS[plan]), "d_residual": "float32"}
     case |= {"gate": "float32", "gate_position": position} if position else {}
@@ -40,7 +40,7 @@ def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(posi
         *(INPUTS_OF[position][name] for name in needs)
     )
     read_twice: set[str] = set()
-    if plan == "streamed" and set(needs) != {"bias"}:  # for the mean of p, and the sums of dp
+    if plan == "streamed" and set(needs) != {"bias"}:  # the mean of p and the sums of dp read them
         read_twice = {"x"} | ({"gate"} if position == "pre" else set())
         if "x" in needs or (position == "pre" and "gate" in needs):
             read_twice |= {"dy", "gate"}
@@ -61,7 +61,7 @@ ARRAYS = {"plain": (2, 3), "residual": (4, 4), "pre-gate": (3, 5), "residual, po
 READ_TWICE = {
     "plain": (1, 2),  # x; dy and x
     "residual": (1, 2),
-    "pre-gate": (2, 3),  # and the gate
+    "pre-gate": (2, 3),  # also the gate
     "residual, post-gate": (1, 3),
 }
 ALL = ("x", "weight", "bias", "gate")
@@ -70,7 +70,7 @@ EVERY_PLAN = [one for one in every_plan() if one.values[0].kernel in ROW_PLANS]
 
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("planned", EVERY_PLAN)
-def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(planned, operands):
+def test_a_plan_moves_each_array_once_and_reads_inputs_of_streamed_sums_twice(planned, operands):
     dtype, is_backward = planned.case.get("x", "float32"), "backward" in planned.kernel
     case = planned.case | {"gate": None, "d_residual": None, "stream": None}
     case |= {"center": True, "needs": ALL}
@@ -89,7 +89,7 @@ def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(pl
 
 @pytest.mark.parametrize("needs", [("weight",), ("x", "weight")], ids="-".join)
 @pytest.mark.parametrize("plan", ["last, two launches of several groups", "first, two launches"])
-def test_of_two_launches_the_second_reads_a_sample_again_for_dx_alone(plan, needs):
+def test_the_second_of_two_launches_reads_a_sample_only_for_dx(plan, needs):
     planned = Planned("group_norm_backward", plan)
     call = call_of(planned.kernel, planned.case | {"needs": needs, "activation": "silu"})
     with planned.machine(), counting() as launches:

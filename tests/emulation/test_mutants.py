@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A kernel fails without any one of its barriers and guards.
+"""A kernel without one of its barriers or guards fails some call.
 
 Each mutant runs in all calls whose kernel reaches the missing part; blocks walk three or more rows,
-or have some of the samples. In some thread order, some call must show a wrong result, a store
-outside of the results, an error of the software GPU, or a race.
+or a launch has some of the samples. In some thread order, some call must show a wrong result, a
+store outside of the results, an error of the software GPU, or a race.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     features: str = ""
     grid: int | None = None
     spared: int = 0  # bytes of shared memory that tiles must not use
-    alone: bool = True  # whether a group norm's block may have a multiprocessor alone
+    alone: bool = True  # whether a group norm's block may have a multiprocessor to itself
 
 
 EVERY = {"center": True, "c": 1.0, "weight_offset": 1.0, "gate": "float32"}
@@ -79,18 +79,18 @@ def settings() -> list[Setting]:
 
 # Barriers and guards that no call of a kernel needs, with the reason.
 _OF_COLUMNS = {
-    "load_pack: return load_where<B>(inside(column, end), row + column);": "rows have packs in "
-    "chunks, whose guard is for_each_pack's, and tiles have theirs",
-    "for_each_part: f(PartAt{column, inside(column, end)});": "the same",
+    "load_pack: return load_where<B>(inside(column, end), row + column);": "for_each_pack "
+    "guards the packs of rows, and tiles have guards of their own",
+    "for_each_part: f(PartAt{column, inside(column, end)});": "as above",
 }
 _OF_ROWS = _OF_COLUMNS | {
-    "begin: cluster_begun();": "group norms have sums of their own",
-    "cluster_all_reduce: if (turn == 0) wait_for_cluster();": "the same",
+    "begin: cluster_begun();": "group norms sum by other functions",
+    "cluster_all_reduce: if (turn == 0) wait_for_cluster();": "as above",
     "cluster_all_reduce: __syncwarp();  // the warp has read them before it sends again": (
-        "the same"
+        "as above"
     ),
-    "cluster_all_reduce: wait_for_arrivals(arrivals, turn / 2 % 2);": "the same",
-    "block_all_reduce: __syncthreads();": "the same",
+    "cluster_all_reduce: wait_for_arrivals(arrivals, turn / 2 % 2);": "as above",
+    "block_all_reduce: __syncthreads();": "as above",
 }
 UNNEEDED = {
     "row_norm_forward": _OF_COLUMNS,
@@ -99,8 +99,8 @@ UNNEEDED = {
     "group_norm_forward": _OF_ROWS,
     "group_norm_backward": _OF_ROWS
     | {
-        "hand_on_moments: __syncthreads();": "the forward's",
-        "for_each_group: __syncwarp();": "the lane that handed on reads what is one part",
+        "hand_on_moments: __syncthreads();": "only the forward calls it",
+        "for_each_group: __syncwarp();": "one part is read by the lane that wrote it",
     },
 }
 
@@ -109,7 +109,7 @@ _OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
 
 
 def detected(setting: Setting, wanted: set[str]) -> set[str]:
-    """Return the mutants among `wanted` that are reached and fail; the kernel itself passes."""
+    """Return the mutants among `wanted` that are reached and fail; the kernel itself must pass."""
     kernel, case, features, grid, spared, alone = setting
     text, names = switched(source_text(kernel))
     call = call_of("row_norm_backward" if kernel == "param_grad" else kernel, case)
@@ -153,7 +153,7 @@ def left_of(kernel: str, wanted: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("kernel", UNNEEDED)
-def test_without_any_barrier_or_guard_some_call_fails(kernel):
+def test_a_kernel_without_one_barrier_or_guard_fails_some_call(kernel):
     names, unneeded = set(switched(source_text(kernel))[1]), set(UNNEEDED[kernel])
     assert unneeded <= names
     assert not left_of(kernel, names - unneeded)
@@ -161,8 +161,8 @@ def test_without_any_barrier_or_guard_some_call_fails(kernel):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", UNNEEDED)
-def test_without_what_no_call_needs_no_call_fails(kernel):
-    """Each is tried in every order of every call that reaches it."""
+def test_a_kernel_without_an_unneeded_barrier_or_guard_fails_no_call(kernel):
+    """Each unneeded part is missing in every order of every call that reaches it."""
     unneeded = set(UNNEEDED[kernel])
     assert left_of(kernel, unneeded) == unneeded
 
@@ -181,7 +181,7 @@ CHANGES = {
 }
 
 
-def test_a_text_is_all_mutants():
+def test_one_text_contains_all_mutants():
     text, names = switched(SOURCE)
     for part, change in CHANGES.items():
         assert text.count(change) == 1

@@ -23,14 +23,14 @@ pytestmark = needs_softgpu
 
 
 def cases(kernel: str, seed: int | None = None) -> list[Any]:
-    """Return a cover of all pairs, plans included; a seed gives another one."""
+    """Return a cover of all pairs, plans included; a seed gives another cover."""
     found = cover(kernel, {"plan": tuple(PLANS[kernel])}, seed)
     draw = random.Random(kernel)
     return [arranged(kernel, draw, case) for case in found]
 
 
 def check(kernel: str, case: Any) -> None:
-    """Check a case against the oracle, and its results in another order against the first ones."""
+    """Check a case against the oracle, and that another thread order gives the same results."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
     planned_case = planned.case
     if case.get("groups", 1) > 1 and planned_case["shape"][-1] > 6000:
@@ -47,7 +47,7 @@ def check(kernel: str, case: Any) -> None:
 
 
 def sampled(kernel: str) -> list[Any]:
-    """Return a cover as test parameters; CI runs a tenth, the others are exhaustive."""
+    """Return a cover as test parameters; CI runs a tenth of them."""
     found = cases(kernel)
     in_ci = random.Random(kernel).sample(range(len(found)), len(found) // 10)
     return [
@@ -68,7 +68,7 @@ def test_answers_are_right_for_every_pair_of_choices(kernel, case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_answers_are_right_for_other_choices_in_pairs_that_are_drawn(kernel, seed):
+def test_answers_are_right_for_drawn_pairs_of_choices(kernel, seed):
     failures = []
     for case in cases(kernel, seed):
         try:

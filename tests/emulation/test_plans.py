@@ -24,7 +24,7 @@ from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
 
-# Operands besides x, weight and bias; a gate leads to other plans.
+# Operands besides x, weight and bias; with a gate, plans differ.
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},
@@ -40,13 +40,13 @@ def call(planned):
 
 @cache
 def usual(planned):
-    """Return the launches and the results, which are checked."""
+    """Return the launches, and the results after a check."""
     with planned.machine() as launches:
         return launches, call(planned).check()
 
 
 def norm_launches(planned, launches):
-    """Return the launches without param_grad's."""
+    """Return the launches except those of param_grad."""
     return [launch for launch in launches if launch.build.kernel == planned.kernel]
 
 
@@ -64,8 +64,8 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
 
 
 @each_plan
-def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
-    """One row is constant, one not finite; a block walks rows, or a launch has some samples."""
+def test_no_thread_races_another_and_no_row_or_group_affects_another(planned):
+    """One row is constant, another not finite; a block walks rows, or a launch has some samples."""
     made, is_forward = call(planned), "forward" in planned.kernel
     usually, right = usual(planned)
     poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
@@ -110,7 +110,7 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
 
 
 def runs_of(planned, rows):
-    """Return a kernel's text whose recent sums cover at most so many rows."""
+    """Return a kernel's text in which recent sums cover at most `rows` rows."""
     text = source_text(planned.kernel)
     assert text.count("max_recent_rows = 32;") == 1
     return {planned.kernel: text.replace("max_recent_rows = 32;", f"max_recent_rows = {rows};")}
@@ -120,7 +120,7 @@ def runs_of(planned, rows):
     ("plan", "rows"), [(plan, 1 + number % 2) for number, plan in enumerate(BACKWARD_PLANS)]
 )
 def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan, rows):
-    """Runs of one row, or of two and one: recent sums are stored as totals, or added to them."""
+    """Runs have one or two rows: recent sums are stored as totals, or added to totals."""
     planned = Planned("row_norm_backward", plan)
     with planned.machine(few=1, races=True, sources=runs_of(planned, rows)):
         call(planned).check()

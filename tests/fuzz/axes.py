@@ -34,7 +34,7 @@ _BOTH = (False, True)
 _MEMORY = ("contiguous", "strided", "reversed", "expanded")
 _SIZES = ("1", "a pack or less", "some packs", "shared by cores")
 _PACK = 128  # elements of a CPU's pack
-_SHARED = {"row": 16_384, "group": 32_768}  # elements of a row, or all, above which cores share
+_SHARED = {"row": 16_384, "group": 32_768}  # cores share rows, or samples, with more elements
 _ALL = {
     **{"machine": machines(), "eps": EPS, "offset": OFFSETS, "values": VALUES, "far": _BOTH},
     **{"kind": KINDS, "workspace": _BOTH, "size": _SIZES},
@@ -48,14 +48,14 @@ _OF_GROUPS = _ALL | {
     **{"activation": (None, *ACTIVATIONS), "channels_last": _BOTH, "channel_axis": (-1, 1)},
     **{"samples": ("1", "some"), "axes of positions": (0, 1, 2, 3, 4)},
 }
-_IDLE = ("in_place",)  # which relations draw
+_IDLE = ("in_place",)  # relations draw them
 
 
 def axes(kernel: str) -> dict[str, tuple[Any, ...]]:
     """Return the values of each axis of a kernel's cases."""
     found = choices_of(kernel, _OF_GROUPS if "group" in kernel else _OF_ROWS, is_seeded=True)
     if kernel == "row_norm_forward":
-        del found["workspace"]  # it takes none
+        del found["workspace"]  # this kernel uses no workspace
     if kernel in NEEDS:
         found |= {"needs": NEEDS[kernel], "accumulate": SUMS, "names an absent operand": _BOTH}
     found["gate_activation" if "row" in kernel else "activation"] = (None, *ACTIVATIONS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Strategies for cases: a build, and everything that is not compiled in.
+"""Strategies for cases: a build, and the choices that are not compiled in.
 
 `axes.py` lists what is drawn, and `python -m tests.fuzz.axes` counts it.
 """
@@ -19,7 +19,7 @@ from tests.support.placed import GROUP_LAYOUTS, Samples
 
 KERNELS = tuple(FACTORS)
 _MOST = 15_000  # elements of x, so that the oracle is quick
-_LONG = 60_000  # of some: cores share their rows or samples, and hand on what they computed
+_LONG = 60_000  # elements of x in some cases, so that cores share rows or samples
 _EDGES = (1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2048, 4097)
 _WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from(_EDGES), st.integers(1, 5000))
 _LONG_WIDTHS = st.sampled_from([20_000, 16_385, 24_704])
@@ -27,7 +27,7 @@ _SIZES = st.one_of(st.integers(1, 4), st.integers(1, 40), st.integers(1, 700))
 _RESULTS = ("y", "residual", "rstd", "mean", "dx", "dresidual", "dgate", "dweight", "dbias")
 
 
-# What is drawn for every case, beside its build and its shape.
+# The factors that are drawn for every case, besides its build and its shape.
 EPS, OFFSETS, KINDS = (1e-5, 1e-3, 1.0), (0, 1, 2, 4, 7), ("numpy", "torch", "dlpack")
 VALUES, SUMS = ("normal", "quarters", "tails", "equal", "zeros"), (None, "float32", "float64")
 LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
@@ -35,14 +35,14 @@ LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
 
 @cache
 def builds_of(kernel: str, seeds: int) -> list[Case]:
-    """Return the builds to draw from: those of a cover, and some further ones."""
+    """Return the builds to draw from: the builds of a cover, and further builds."""
     more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
     return [*machine_builds(kernel), *more]
 
 
 @st.composite
 def cases(draw: Any, kernel: str, builds: list[Case], *, with_long: bool = False) -> Case:
-    """Draw a case of one of the builds; with long ones, some are large."""
+    """Draw a case of one of the builds; `with_long` makes some cases large."""
     case = draw(st.sampled_from(builds))
     is_long = with_long and draw(st.integers(0, 15)) == 15
     case = case | draw((_of_groups if "group" in kernel else _of_rows)(case, is_long))
@@ -50,7 +50,7 @@ def cases(draw: Any, kernel: str, builds: list[Case], *, with_long: bool = False
     case["offset"] = draw(st.sampled_from([0, *OFFSETS]))
     if case.get("accumulate"):
         case["accumulate"] = draw(st.sampled_from([None, *SUMS]))
-    if case.get("activation") != "relu":  # a rounding of the mean may cross its corner
+    if case.get("activation") != "relu":  # a rounding of the mean may cross relu's corner
         case["far"] = draw(st.booleans())
         case["values"] = draw(st.sampled_from(["normal", *VALUES]))
     in_memory = (*case["layouts"], *case["results"])
@@ -103,7 +103,7 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
         apart = GROUP_LAYOUTS[:-1] if min(prod(positions), drawn.channels) > 1 else ("contiguous",)
         results = draw(st.lists(st.sampled_from(apart), min_size=2, max_size=2))
         return {"samples": drawn, "layouts": tuple(layouts), "results": tuple(results)}
-    # An input of other strides is copied, and decides on the order of a new result's memory.
+    # An input with other strides is copied, and its strides decide the strides of a new result.
     return {"samples": drawn, "given": ()} | draw(_layouts(0, len(drawn.shape), 0))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of drawn cases; a case that fails, or crashes the process, is a script."""
+"""Checks of drawn cases; a case that fails, or crashes the process, is kept as a script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ check({kernel!r}, {case!r}, {relation!r}, {seed!r}, at_end={at_end!r})
 
 
 def run(kernel: str, case: Case, *rest: Any, **more: Any) -> set[str]:
-    """Check an example, which is a script until it has passed; return its relations."""
+    """Check an example, kept as a script until it passes; return the checked relations."""
     kept = Path(tempfile.gettempdir(), f"cunorm-example-{os.getpid()}.py")
     script = _script(kernel, case, *rest, **more)
     kept.write_text(script, "utf-8")
@@ -41,8 +41,8 @@ def check(
 ) -> set[str]:
     """Check a case against the oracle, and its relations to other calls of the function.
 
-    These are the given relation or, where it does not apply, the next one; None: all that apply.
-    Returns their names.
+    Checks the given relation or, if it does not apply, the next that applies; with None, all
+    that apply. Returns the names of the checked relations.
     """
     with compiled_for(case["machine"]):
         return _check(kernel, DEFAULTS | case, relation, seed, at_end)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Checks of drawn programs of norms in JAX, in a process of its own; what fails is a script.
+"""Checks of drawn JAX programs of norms in a process of its own; a failure is kept as a script.
 
-python -m tests.fuzz.jax_examples SEED FIRST COUNT [--all]: with --all it goes on after a failure.
+python -m tests.fuzz.jax_examples SEED FIRST COUNT [--all]: --all goes on after a failure.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from itertools import combinations, starmap
 from tests.support.operands import at
 from tests.support.processes import ROOT
 
-# Four devices; and programs are compiled in half of the time, which is most of it.
+# The first flag makes four devices. The other flags halve the time to compile, most of a run's
+# time.
 FLAGS = (
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true"
 )
-if version("jaxlib").startswith("0.10."):  # a later one ends the process, as it has no such flag
+if version("jaxlib").startswith("0.10."):  # a later version ends the process for this flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = FLAGS
@@ -34,8 +35,8 @@ from tests.fuzz.jax_oracle import Oracle, compare, worlds  # noqa: E402
 from tests.fuzz.jax_programs import REFUSED, Program, kinds, program  # noqa: E402
 from tests.fuzz.jax_runs import in_threads, once, x64  # noqa: E402
 
-# An exception is a refusal if the derivative is one of REFUSED and it is here: type, text, where it
-# is documented.
+# Documented refusals: type, text, page. One of these exceptions is a refusal if the derivative is
+# one of REFUSED.
 DOCUMENTED = (
     (NotImplementedError, r"^\w+: a second or a forward-mode derivative", "docs/guides/jax.md"),
     (TypeError, r"can't apply forward-mode .* to a custom_vjp", "docs/guides/jax.md"),
@@ -94,7 +95,7 @@ def drawn(seed: int, number: int) -> Program | None:
 
 
 def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Counter[str]:
-    """Check programs, and count what they have."""
+    """Check programs, and count their features."""
     found: Counter[str] = Counter()
     for number in numbers:
         one = drawn(seed, number)

@@ -17,10 +17,10 @@ HALVES = ("bfloat16", "float16")
 
 
 class Use(NamedTuple):
-    """An operand as a norm takes it."""
+    """An operand in the form that a norm takes."""
 
     name: str
-    part: int | None = None  # of the operand's first axis
+    part: int | None = None  # the index along the operand's first axis
     frozen: bool = False  # by stop_gradient
 
 
@@ -32,22 +32,22 @@ class Node(NamedTuple):
     operands: dict[str, Use]  # weight, bias and gate; a gate named "h" is x itself
     dtype: str  # of x
     residual: str = ""  # "stream" or "h", which is x itself
-    keep: str = "both"  # of the results of an add_ norm: both, "y" or "stream"
+    keep: str = "both"  # which results of an add_ norm are used
     join: str = "tanh"
 
 
 class Operand(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
-    stacked: bool = False  # one for each step
-    parts: int = 0  # of which a norm takes one
+    stacked: bool = False  # whether there is one for each step
+    parts: int = 0  # the number of parts; a norm uses one part
 
 
 class Net(NamedTuple):
     """A sequence of norms, repeated `steps` times; x and r are operands."""
 
     shape: tuple[int, ...]
-    dtype: str  # of all between the norms
+    dtype: str  # of the values between norms
     steps: int
     nodes: tuple[Node, ...]
     operands: dict[str, Operand]
@@ -133,7 +133,7 @@ def _row_norm(
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
-    round_before_weight: bool = False,  # of float32 alone, which changes nothing
+    round_before_weight: bool = False,  # drawn for float32 only: no effect
     gate_activation: str = "silu",
     gate_position: str = "post",
 ) -> Any:
@@ -176,7 +176,7 @@ def _group_norm(
 
 
 def step(kind: Any, net: Net, carry: tuple[Any, Any], operands: Arrays) -> tuple[Any, Any]:
-    """Take the norms once, on h and the residual stream (None, if there is none)."""
+    """Apply the norms once to h and to the residual stream, which may be None."""
     h, stream = carry
     for node in net.nodes:
         x = kind.cast(h, node.dtype)
@@ -208,7 +208,7 @@ def _join(kind: Any, net: Net, join: str, h: Any, y: Any, operands: Arrays) -> A
         return y
     if join == "matmul":
         y = kind.cast(y @ operands["m"], net.dtype)
-    # In float32 at least: 1 - tanh(y)**2 of a rounded tanh(y) near 1 is of few digits.
+    # In float32 at least, because 1 - tanh(y)**2 has few digits if tanh(y) near 1 is rounded.
     y = kind.cast(jnp.tanh(y.astype(jnp.promote_types(y.dtype, jnp.float32))), net.dtype)
     return kind.cast(h + y, net.dtype) if join == "add" else y
 
@@ -220,7 +220,7 @@ def results(
     loop: str = "python",
     wrap: Callable[..., Any] = lambda f: f,
 ) -> tuple[Any, ...]:
-    """Return h, and the residual stream where the network has it as a result."""
+    """Return h and, if the network returns it, the residual stream."""
     stacked = {name: one for name, one in arrays.items() if net.operands[name].stacked}
     fixed = {name: one for name, one in arrays.items() if name not in stacked}
     one_step = wrap(partial(step, kind, net))

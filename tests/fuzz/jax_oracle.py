@@ -15,15 +15,15 @@ from tests.fuzz.jax_nets import HALVES, Exact, Net, Unrounded, results
 from tests.fuzz.jax_programs import Run
 from tests.support.operands import DTYPES
 
-# Relative to the largest element of the right result. Up to 8 norms follow each other, each with
-# some 10 roundings of 6e-8 in float32, which cancellation magnifies by some 10. The formulas round
-# to half precision where cunorm does, so only results near a tie differ by a rounding, 2**-8 in
-# bfloat16; 16 of these may add up. A gradient that is zero, or of other values or another operand,
-# is off by at least 4 times as much, see `can_tell`.
+# Tolerances are relative to the largest element of the right result. Up to 8 norms follow each
+# other, each with some 10 roundings of 6e-8 in float32, which cancellation magnifies by some 10.
+# The formulas round to half precision where cunorm does, so only results near a tie differ by a
+# rounding, 2**-8 in bfloat16; 16 of these may add up. Zeros, or the gradient of other values or
+# another operand, are off by at least 4 tolerances: see `can_tell`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
-_LEAST = 0.03  # of the largest gradient, that of any operand
-_MAX_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
-_PARAMETERS = ("weight", "gate")  # which are about 1
+_LEAST = 0.03  # the size of the smallest gradient, relative to the largest
+_MAX_ROUNDED = 0.25  # how far other roundings may move a gradient, relative to the tolerance
+_PARAMETERS = ("weight", "gate")  # their values are about 1
 
 Worlds = frozenset  # the names of operands that have the second of their two values
 
@@ -37,7 +37,7 @@ class Oracle:
         dtypes |= {one.dtype for one in net.operands.values()}
         self.tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
         self.has_halves = bool(dtypes & {*HALVES})
-        # What the results are multiplied by, exact in every dtype.
+        # Factors of the results, exact in every dtype.
         self.masks = [self._draw(f"mask of {name}", net.shape, "bfloat16") for name in net.results]
         self._found: dict[Any, Any] = {}
 
@@ -92,9 +92,9 @@ class Oracle:
         return products.sum(), float(abs(products).sum())
 
     def can_tell(self, world: Worlds[str]) -> bool:
-        """Whether right gradients are far from zero (or exactly zero), and from each other.
+        """Return whether right gradients are far from zero (or exactly zero), and from each other.
 
-        Gradients of x and r are equal if they are added, and so may be exchanged. No gradient may
+        If x and r are added, their gradients are equal and may be exchanged. No gradient may
         be such a small difference of large terms that the roundings of plain formulas change it.
         """
         _, gradients = self.at(world)
@@ -124,17 +124,17 @@ class Oracle:
             yield dict(zip(self.net.operands, map(np.asarray, gradients), strict=True))
 
     def can_tell_apart(self, one: Worlds[str], other: Worlds[str]) -> bool:
-        """Whether gradients of two values of the operands are far from each other, or equal."""
+        """Return whether gradients for two values of the operands are far apart, or equal."""
         first, second = self.at(one)[1], self.at(other)[1]
         return not any(self._is_mistaken(first[name], second[name]) for name in first)
 
     def _is_mistaken(self, one: Any, other: Any) -> bool:
-        """Whether a comparison takes one for the other, though they differ."""
+        """Return whether a comparison accepts one array for the other, although they differ."""
         most = max(abs(one).max(), abs(other).max())
         return bool(1e-9 * most < abs(one - other).max() < 4 * self.tolerance * most)
 
     def compare(self, name: str, found: Any, right: Any, scale: float = 0) -> None:
-        """Compare an array; one that is to be zero has to be exactly zero."""
+        """Compare an array; if the right array is zero, the other must be exactly zero."""
         right = np.asarray(right)
         assert found.shape == right.shape, f"{name} has shape {found.shape}, not {right.shape}"
         error = abs(np.asarray(found).astype(np.float64) - right).max()
@@ -149,7 +149,7 @@ def _float64(arrays: Sequence[Any]) -> list[Any]:
     return [jnp.asarray(np.asarray(one, np.float64)) for one in arrays]
 
 
-# --- what a run is to give ------------------------------------------------------------------------
+# --- right results of a run -----------------------------------------------------------------------
 
 
 def worlds(net: Net, run: Run) -> list[Worlds[str]]:
@@ -159,7 +159,7 @@ def worlds(net: Net, run: Run) -> list[Worlds[str]]:
 
 
 def compare(oracle: Oracle, run: Run, found: Any) -> int:
-    """Compare what a run gave; return how many gradients it has that are not zero."""
+    """Compare the results of a run; return the number of gradients that are not zero."""
     first, how = worlds(oracle.net, run)[0], run.derivative
     outs, gradients = oracle.at(first)
     right = [gradients[name] for name in run.wanted]
@@ -188,7 +188,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
 
 
 def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
-    # In forward mode, which JAX does not refuse for frozen norms, it gives the loss' dtype.
+    # JAX does not refuse forward mode for frozen norms, and then gives the loss's dtype.
     of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
     for name, one, other in zip(run.wanted, found, right, strict=True):
         dtype = of_all or oracle.net.operands[name].dtype
@@ -198,7 +198,7 @@ def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
 
 
 def _of_examples(oracle: Oracle, run: Run) -> list[Any]:
-    """Return the gradients of all examples, by each or of their sum."""
+    """Return the gradients for each example, or for the sum of all examples."""
     parts = [oracle.at(world)[1] for world in worlds(oracle.net, run)]
     right = []
     for name in run.wanted:

@@ -24,7 +24,7 @@ OPS = (
     "instance_norm",
 )
 LOOPS = ("python", "scan", "fori_loop")
-# Around a step of the network, or around the whole.
+# Transformations of a step of the network, or of the whole network.
 WRAPS = (
     "jit",
     "cond",
@@ -39,7 +39,7 @@ DERIVATIVES = (
     "grad",
     "value_and_grad",
     "vjp",
-    "vjp_late",  # whose gradients are taken after all other runs
+    "vjp_late",  # its gradients are computed after all other runs
     "jacrev",
     "vmap_of_grad",
     "grad_of_vmap",
@@ -60,16 +60,16 @@ class Run(NamedTuple):
     world: int = 0  # which of two values all operands have
     loop: str = "python"
     of_step: tuple[str, ...] = ()  # transformations of a step
-    of_all: tuple[str, ...] = ()  # those of the network
-    jitted: bool = False  # the derivative
+    of_all: tuple[str, ...] = ()  # transformations of the network
+    jitted: bool = False  # whether the derivative is jitted
     bound: bool = False  # whether operands that are not wanted are constants, not arguments
-    threads: int = 1  # that do the same at once
+    threads: int = 1  # how many threads make the same run at once
 
 
 class Program(NamedTuple):
     net: Net
     runs: tuple[Run, ...]
-    values: int  # their seed
+    values: int  # the seed of values
 
 
 def program(seed: int, number: int) -> Program:
@@ -81,7 +81,7 @@ def program(seed: int, number: int) -> Program:
 
 
 def kinds(program: Program) -> Counter[str]:
-    """Count what a program has."""
+    """Count the properties of a program."""
     net, found = program.net, Counter({f"dtype {program.net.dtype}": 1})
     found[f"{len(net.nodes)} norms"] += 1
     found[f"{net.steps} steps"] += 1
@@ -128,7 +128,7 @@ def _net(draw: random.Random) -> Net:
     nodes: list[Node] = []
     for _ in range(draw.choices([1, 2, 3, 4], [3, 4, 2, 1])[0]):
         if nodes and draw.random() < 0.4:
-            node = draw.choice(nodes)  # with the same operands, or with others
+            node = draw.choice(nodes)  # with the same operands, or with other operands
             if draw.random() < 0.7:
                 repeat = {
                     name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
@@ -164,7 +164,7 @@ def _joined(draw: random.Random) -> str:
 
 
 def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any) -> Node:
-    ops = OPS if len(shape) == 3 else OPS[:-1]  # an instance has several positions
+    ops = OPS if len(shape) == 3 else OPS[:-1]  # instance_norm needs positions
     op = draw.choice(ops)
     is_group = op in ("group_norm", "instance_norm")
     options, row = (_group_options if is_group else _row_options)(draw, op, shape)
@@ -223,7 +223,7 @@ def _group_options(draw: random.Random, op: str, shape: tuple[int, ...]) -> tupl
 def _operand(
     draw: random.Random, operands: Any, name: str, shape: Any, dtype: str, shared: float = 0.35
 ) -> Use:
-    """Take an operand that another norm has, or a new one."""
+    """Return an operand of another norm, or a new operand."""
     alike = [key for key, one in operands.items() if key[:4] == name[:4] and one.shape == shape]
     if alike and draw.random() < shared:
         key = draw.choice(alike)
@@ -240,7 +240,7 @@ def _operand(
 
 
 def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
-    """Draw uses of one network, with some transformations in common but different operands."""
+    """Draw runs of a network, with some transformations in common but different operands."""
     styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
     hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
     runs: list[Run] = []
@@ -271,7 +271,7 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
 
 
 def _threads(draw: random.Random, net: Net, how: str) -> int:
-    """Return a number of threads: few, as each compiles what it runs, and for small networks."""
+    """Return a number of threads; only small networks have several, as each thread compiles."""
     is_small = how in ("grad", "vjp", "value_and_grad") and len(net.nodes) < 3
     return 4 if is_small and draw.random() < 0.15 else 1
 

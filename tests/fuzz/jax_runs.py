@@ -27,7 +27,7 @@ def x64(net: Net) -> Any:
 
 
 def in_threads(oracle: Oracle, run: Run) -> list[Any]:
-    """Return the results of threads that run the same, each with its own trace."""
+    """Return the results of threads that run the same function, each with its own trace."""
     barrier, found, errors = threading.Barrier(run.threads), [], []
 
     def work() -> None:
@@ -75,7 +75,7 @@ def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
 
 
 def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Return a function of the arrays in `argnums`, the others constant; and these arrays."""
+    """Return a function of the arrays at `argnums`, for constant other arrays, and these arrays."""
 
     def bound(*own: Any) -> Any:
         given = dict(zip(argnums, own, strict=True))
@@ -133,21 +133,21 @@ def _cond(flag: Any, function: Any, other: Any, *given: Any) -> Any:
 
 
 def _is_small(x_of: Any, *given: Any) -> Any:
-    return x_of(*given).reshape(-1)[0] < 1e3  # always true, and JAX does not know
+    return x_of(*given).reshape(-1)[0] < 1e3  # always true, but JAX does not know
 
 
 # --- derivatives ----------------------------------------------------------------------------------
 
 
 def _derivative(oracle: Oracle, run: Run, function: Any, argnums: Any) -> Any:
-    """Return a function of operands and masks; with `bound` of the wanted operands alone."""
+    """Return a function of operands and masks; if `bound`, only of the wanted operands."""
 
     def loss(*arrays: Any) -> Any:
         return function(*arrays)[1]
 
     if run.derivative in SHARDED:
         return jax.jit(_sharded(oracle.net, run.derivative, loss, argnums))
-    if run.derivative == "vjp_late":  # what it returns is no array
+    if run.derivative == "vjp_late":  # this derivative returns no array
         return partial(_pulled, oracle, run.jitted, function, argnums)
     axes = [*map(run.batched.get, oracle.net.operands), *[None] * len(oracle.masks)]
     grad = jax.grad(loss, argnums)
@@ -206,7 +206,7 @@ def _linearized(function: Any, arrays: Any, tangents: Any) -> Any:
 
 
 def _sharded(net: Net, how: str, loss: Any, argnums: Any) -> Any:
-    """Return the derivative with rows, or samples, that are spread over the devices."""
+    """Return the derivative with rows, or samples, spread over the devices."""
     mesh = jax.sharding.Mesh(jax.devices()[:_DEVICES], _AXIS)
     spec: list[Any] = []
     for name, one in net.operands.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the result of a call is related to those of other calls.
+"""Relations between the result of a call and the results of other calls.
 
 Each relation takes the kernel, the case, its call and result, and a seed of its own choices, and
 returns whether it applies to the case.
@@ -26,7 +26,7 @@ _OF_PARAMETERS = ("dweight", "dbias")
 
 
 def same_again(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """A call, now a remembered one, has the same bits with any number of threads."""
+    """A repeated call has the same bits, with any number of threads."""
     try:
         cunorm.set_num_threads(1 + seed % 3)
         assert_same_fields(call.run(), result)
@@ -119,7 +119,7 @@ def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """dweight and dbias of a batch are the sums of those of its parts, within the bounds."""
+    """dweight and dbias of a batch are the sums over its parts, within the bounds."""
     count = _count(case)
     if count < 2 or _accumulated(case) or not _is_movable(case):
         return False
@@ -149,9 +149,9 @@ def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bo
 
 
 def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """Fused with a residual, y is that of the sum."""
+    """With a residual, y is the norm of the sum."""
     is_fused = (case["stream"] or "").startswith("+")
-    if not is_fused or case["round_before_weight"] or case["x"] == "float64":  # computed in it
+    if not is_fused or case["round_before_weight"] or case["x"] == "float64":
         return False
     more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
     y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
@@ -160,7 +160,7 @@ def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -
 
 
 def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """The functions that return y alone have the same bits."""
+    """The functions that return only y give the same bits."""
     of_rows = "add_normalize" if case["stream"] else "normalize"
     plain = "group_norm" if "group" in kernel else of_rows
     given = _numpy(call) | {"out": None, "dtype": str(result.y.dtype)}
@@ -170,7 +170,7 @@ def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) 
 
 
 def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """A named norm gives the bits of the general one."""
+    """A named norm gives the bits of the general norm."""
     name = "layer_norm" if case["center"] else "rms_norm"
     has_other = case["c"] is not None or (name == "rms_norm" and case["bias"])
     if has_other or _accumulated(case):
@@ -179,7 +179,7 @@ def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) 
     given = _numpy(call) | {"out": None}
     if "forward" in kernel:
         given["dtype"] = str(result.y.dtype)
-    elif result.dgate is not None:  # whose dtype `out` alone can choose
+    elif result.dgate is not None:  # only `out` can choose its dtype
         given["out"] = type(result)(dgate=np.empty_like(result.dgate))
     assert_same_fields(getattr(cunorm, name)(**_accepted(name, given)), result)
     return True
@@ -205,10 +205,10 @@ def _count(case: Case) -> int:
 
 
 def _is_movable(case: Case) -> bool:
-    """Whether the numbers can be the same in contiguous arrays, with channels last or first."""
+    """Return whether contiguous arrays can have the same numbers and order of channels."""
     layouts = case["layouts"]
     if "samples" in case and set(layouts) != {"contiguous"}:
-        # One channel, or one position, could be in either order.
+        # With one channel, or one position, both orders are the same.
         sizes = (case["samples"].channels, prod(case["samples"].spatial))
         if not all(isinstance(one, str) for one in layouts) or 1 in sizes:
             return False
@@ -220,7 +220,7 @@ def _accumulated(case: Case) -> tuple[str, ...]:
 
 
 def _has_float16(result: Any) -> bool:
-    """Whether a result is of float16, whose small numbers a factor of 2 may change."""
+    """Return whether a result is float16, whose small numbers lose digits if halved."""
     return any(array is not None and array.dtype == np.float16 for array in result)
 
 

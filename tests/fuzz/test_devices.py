@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The same examples are within their bounds on a GPU, with the CPU's builds and by the reference.
 
-Each is checked against the oracle, so any two differ by at most two bounds.
+Each result is checked against the oracle, so any two results differ by at most two bounds.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 builds, and checks that they cover every value of every axis; CUNORM_FUZZ_EXAMPLES changes the
 number, CUNORM_FUZZ_SEED the seed. Every array lies between pages that fault on any access; builds
 are for several instruction sets, with poisoned memory between passes. A failing example is printed
-as a script; the script of one that ends the process is in the folder for temporary files.
+as a script; if an example ends the process, its script is in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ def test_100_000_examples_are_within_their_bounds_and_related_to_others(kernel, 
     drawn = cases(kernel, builds_of(kernel, 5), with_long=True)
     found, counts = check(kernel, drawn, SEED * PARTS + part + 1, EXAMPLES, relations)
     print(counts.table())
-    if EXAMPLES >= 3000:  # enough for what is rare
+    if EXAMPLES >= 3000:  # enough for rare values
         assert found == {*RELATIONS[kernel]}
         assert not counts.missing()

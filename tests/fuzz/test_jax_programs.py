@@ -4,7 +4,7 @@
 Networks of 1 to 4 norms, their operands, the operands by which they are differentiated, and nested
 transformations are drawn. `pytest -m exhaustive tests/fuzz` draws 3,200 programs; CUNORM_FUZZ_SEED
 selects others. Several runs of a program follow each other in one process, because JAX may reuse
-the traces of one in the next. A failing program is printed as a script.
+the traces of one run in the next run. A failing program is printed as a script.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS = (
 
 
 def test_programs_agree_with_formulas_in_float64():
-    counts = in_process(48, 0, 15)  # a seed by which few programs have most kinds
+    counts = in_process(48, 0, 15)  # with this seed, few programs have most kinds
     assert counts["gradients"] > 100
     assert counts["refusals"]
     assert not [kind for kind in (*OPS, *DERIVATIVES, *SHARDED, "threads") if not counts.get(kind)]
@@ -46,9 +46,9 @@ def test_programs_agree_with_formulas_in_float64():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 def test_3_200_programs_agree_with_formulas_in_float64(part):
-    """The first part runs the kernels, of which each program needs some to be compiled."""
+    """Only the first part runs kernels, because each program compiles some."""
     counts = in_process(SEED, 100 + part * PROGRAMS, PROGRAMS, compiler=part == 0)
     print(counts)
-    assert counts["programs"] > 0.9 * PROGRAMS, "so many are left out"
+    assert counts["programs"] > 0.9 * PROGRAMS, "too many programs are left out"
     missing = [kind for kind in KINDS if not counts.get(kind)]
-    assert len(missing) < 3, "some are rare, but not so many"
+    assert len(missing) < 3, "too many features are rare"

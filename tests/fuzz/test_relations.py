@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Each relation holds for right results, and does not for wrong ones."""
+"""Each relation holds for right results, and fails for wrong results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELATED = [(kernel, name) for kernel, relations in RELATIONS.items() for name in
 
 
 @pytest.mark.parametrize(("kernel", "name"), RELATED)
-def test_a_relation_fails_for_wrong_results_alone(kernel, name):
+def test_a_relation_fails_only_for_wrong_results(kernel, name):
     case, relation = DEFAULTS | CASES[kernel], RELATIONS[kernel][name]
     result = call_of(kernel, case, OnNumpy()).check()
     assert relation(kernel, case, call_of(kernel, case, OnNumpy()), result, 3)

@@ -28,7 +28,7 @@ PROGRAMS = 384  # of a part
 
 
 def drawn_in(program):
-    """Return counts of all that is in a program."""
+    """Return counts of a program's features."""
     steps = program.steps
     made = [step.made if step.made != "function" else step.function for step in steps]
     joins = [step.join for step in steps]
@@ -52,7 +52,7 @@ def check_programs(seeds, *, few):
 
 
 def missing(drawn, norms, wraps):
-    """Return what no program had."""
+    """Return the features that no program had."""
     names = [*WAYS, *wraps, *norms, *JOINS, *(f"dy {dy}" for dy in DYS)]
     return {*names, *(f"view {form}" for form in FORMS)} - {*drawn}
 
@@ -85,7 +85,7 @@ STEP = Step("rms_norm", "function", (("weight", "w1"),))
 
 
 def test_a_wrong_result_fails():
-    """Zeros, those of another leaf, and those of another call; a missing one, another dtype."""
+    """Wrong results are zeros, results of another leaf, inexact, missing, or of another dtype."""
     right = {"d x": torch.tensor([1.0, 2.0], dtype=torch.float64), "d w1": torch.ones(2).double()}
     near = {name: one.float() for name, one in right.items()}
     assert compare(near, near, right)["compared"] == 2

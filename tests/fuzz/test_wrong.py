@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One wrong argument in a good call is an error that names it, and nothing is written."""
+"""One wrong argument in a valid call raises an error that names it, and nothing is written."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ from tests.fuzz.torch_programs import Program, Step
 
 print(check({program!r}))
 """
-_CLEAR = 4  # by how many bounds the largest number of a result is away from zero
-# Roundings of sums in kernels, relative to the largest number of a result, for short rows of poor
-# condition. In half precision only results are rounded, not sums: 8. In float64 formulas are the
-# oracle, so their error does not show the condition of a network: 2**8 times as many.
+_CLEAR = 4  # a result is clear if its largest number exceeds this many bounds
+# Roundings of sums that a bound allows, relative to the largest number of a result, for short rows
+# of poor condition. Half precision has 8, as only results are rounded, not sums. float64 has 2**8
+# times as many as float32: its formulas are the oracle, so no error shows a poor condition.
 _ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
 
 
 class Failed(AssertionError):
-    """cunorm has another result, or none."""
+    """A result of cunorm is wrong or missing."""
 
 
 def check(program: Program) -> Counter[str]:
@@ -48,7 +48,7 @@ def check(program: Program) -> Counter[str]:
             plain = way(Run(program, "plain"))
         except Exception:
             return Counter(["refused by PyTorch itself"])
-        if [*plain] != [*exact]:  # as of a reentrant checkpoint whose inputs have no gradients
+        if [*plain] != [*exact]:  # such as a reentrant checkpoint whose inputs have no gradients
             return Counter(["refused by PyTorch itself"])
         try:
             found = way(Run(program, "cunorm"))
@@ -99,7 +99,7 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
 
 
 def run(program: Program) -> Counter[str]:
-    """Check a program; one that fails is simplified, and its error has it as a script."""
+    """Check a program; a failing program is simplified, and the error has it as a script."""
     try:
         return check(program)
     except Failed as error:
@@ -124,7 +124,7 @@ def _failure(program: Program) -> Any:
         check(program)
     except Failed as failure:
         return failure
-    except Exception:  # there is no such program
+    except Exception:  # PyTorch cannot run it
         return None
 
 

@@ -17,7 +17,7 @@ FEW += ("RMSNorm", "AddRMSNorm", "LayerNorm", "nn.LayerNorm", "nn.GroupNorm", "L
 _MORE = ("normalize", "add_layer_norm", "add_normalize", "GatedRMSNorm", "GroupNorm", "nn.RMSNorm")
 _MORE += ("Gemma", "Biased", "Gated")
 NORMS = FEW + _MORE
-_FUNCTIONS = {  # those whose formula a module has
+_FUNCTIONS = {  # functions with the formula of a module
     "RMSNorm": "rms_norm",
     "AddRMSNorm": "add_rms_norm",
     "GatedRMSNorm": "rms_norm",
@@ -31,13 +31,13 @@ _FUNCTIONS = {  # those whose formula a module has
     "Biased": "normalize",
     "Gated": "rms_norm",
 }
-_VARIANTS = 3  # of each norm, in float32; one in other dtypes
+_VARIANTS = 3  # of each norm in float32; in other dtypes there is one
 _BOTH = ("LayerNorm", "GroupNorm", "nn.LayerNorm", "nn.GroupNorm", "Biased")  # weight and bias
 _HALF = ("float16", "bfloat16")
 _WRAPPED = ("backward", "grad", "parts", "repeated", "toggled", "hooked", "changed", "second")
 _WRAPPED += ("subclassed",)
 
-# Where PyTorch has no rule for negated views.
+# In these ways PyTorch has no rule for negated views.
 _BATCHED = ("is_grads_batched", "func.jacrev", "vmap", "vmap of grad", "empty vmap")
 
 
@@ -53,9 +53,9 @@ def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
     for _ in range(1 if norm else count):
         before = [step.function for step in steps]
         steps.append(_step(rng, norm or rng.choice(names), dtype, few, before))
-    if rng.random() < 0.6:  # so that dy is that of a norm
+    if rng.random() < 0.6:  # then the incoming gradient is that of a norm
         steps[-1] = Step(**{**vars(steps[-1]), "join": "none"})
-    if way == "copied":  # PyTorch's own norms, restored, take no x of another dtype than weight's
+    if way == "copied":  # restored norms of PyTorch need an x with weight's dtype
         options = [tuple(one for one in step.options if one[0] != "dtype") for step in steps]
         steps = [replace(step, options=one) for step, one in zip(steps, options, strict=True)]
     program = Program(seed, tuple(steps), way, dtype=dtype)
@@ -76,7 +76,7 @@ def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
 
 def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
     leaves = program.leaves()
-    if "reentrant" in program.wraps:  # which needs an input with gradients
+    if "reentrant" in program.wraps:  # it needs an input with gradients
         return ()
     kinds = ["none", "parameters", "inputs"]
     kind = "some" if not few and rng.random() < 0.1 else rng.choice(kinds)
@@ -87,12 +87,12 @@ def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
 
 
 def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
-    """Return wraps of a way: none and each possible one in rotation, and perhaps another."""
+    """Return wraps of a way: none or each possible wrap in rotation, and perhaps another."""
     if way not in _WRAPPED:
         return ()
     some = [one for one in WRAPS if one != "reentrant" or way == "backward"]
     some = [one for one in some if one != "autocast" or not few]
-    if way == "changed":  # these keep no version of what they save, whatever the operation
+    if way == "changed":  # these wraps keep no version of what they save
         some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
     if way == "hooked" and not keeps_leaf_hooks():
         some = [one for one in some if one not in SAVING]
@@ -118,7 +118,7 @@ def _forms(rng: Random, program: Program) -> tuple[tuple[str, str], ...]:
 
 
 def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> Step:
-    """Draw a step: what is compiled in from a few variants of each norm, and all else at random."""
+    """Draw a step: compiled options from a few variants of each norm, all else at random."""
     variant = 0 if few else rng.randrange(_VARIANTS if dtype == "float32" else 1) + 1
     fixed = Random(f"{norm} {variant}")
     function = _FUNCTIONS.get(norm, norm)
@@ -134,7 +134,7 @@ def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> S
     elif function in ("group_norm", "instance_norm"):
         _group_options(rng, fixed, norm, options, operands, few)
         if dtype in _HALF and options.get("activation") == "relu":
-            options["activation"] = "tanh"  # a rounding may cross the corner of the other
+            options["activation"] = "tanh"  # a rounding may cross the corner of relu
     else:
         _row_options(rng, fixed, norm, options, operands, few)
     made = norm if norm in _FUNCTIONS else "function"
@@ -191,7 +191,7 @@ def _row_options(
     if rng.random() < 0.2:
         options["axis"] = -2
     elif rng.random() < 0.3:
-        # Two centred numbers are noise where they are near each other.
+        # Two numbers near each other are noise after centring.
         options["groups"] = 2 if "layer" in norm or "normalize" in norm else rng.choice([2, 4])
     if not few and fixed.random() < 0.15:
         options["dtype"] = fixed.choice(["float64", "float32"])

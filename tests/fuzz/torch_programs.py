@@ -2,7 +2,7 @@
 """Random networks of norms for PyTorch: what is drawn, and how cunorm or formulas run it.
 
 A `Program` can be rebuilt from its repr. `Net` interprets it with cunorm.torch, or with formulas of
-plain PyTorch in any dtype; those in float64 are the oracle.
+plain PyTorch in any dtype. Formulas in float64 are the oracle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GATES = {
 
 @dataclass(frozen=True)
 class Step:
-    """A norm of the last value, and how its result goes on."""
+    """A norm of the previous value, and how its result becomes the next value."""
 
     function: str
     made: str = "function"  # or the name of a module
@@ -55,7 +55,7 @@ class Program:
     forms: tuple[tuple[str, str], ...] = ()  # of leaves that are not plain
     frozen: tuple[str, ...] = ()  # leaves without gradient
     dtype: str = "float32"
-    parameters: str = "float32"  # their dtype
+    parameters: str = "float32"  # the dtype of parameters
     dy: str = "plain"
     uses_stream: bool = True
 
@@ -93,7 +93,7 @@ def leaf(program: Program, name: str, salt: int = 0, batch: tuple[int, ...] = ()
 
 
 def drawn(shape: Any, seed: str) -> Any:
-    """Draw as NumPy, since vmap refuses PyTorch's random numbers."""
+    """Draw with NumPy, since vmap refuses PyTorch's random numbers."""
     rng = np.random.default_rng(Random(seed).getrandbits(40))
     numbers = rng.uniform(0.4, 1.6, shape) * rng.choice([-1, 1], shape)
     return torch.from_numpy(np.asarray(numbers))
@@ -162,7 +162,7 @@ class Net(nn.Module):
                     assert hasattr(ct, norm.step.made), f"{norm.step.made} was not replaced"
 
     def tie(self) -> None:
-        """Let modules have the parameters of the network."""
+        """Make modules use the parameters of the network."""
         for norm in self.norms:
             for argument, name in norm.step.operands if norm.module is not None else ():
                 if name in self.own:
@@ -203,11 +203,11 @@ class Net(nn.Module):
 def formula(
     function: str, x: Any, operands: dict[str, Any], options: dict[str, Any], *, exact: bool
 ) -> tuple[Any, Any]:
-    """Return y and the new stream by PyTorch's operations; exact ones round nothing on the way."""
+    """Return y and the new stream by PyTorch's operations; `exact` rounds nothing between."""
     stream, y_dtype = None, x.dtype
     if function.startswith("add_"):
         s = _stream(x, operands.get("residual"), options, exact=exact)
-        stream = x if s is x else s.view_as(s)  # so that a hook of it is none of y
+        stream = x if s is x else s.view_as(s)  # so that a hook of the stream is no hook of y
         x, function = s, function[4:]
     compute = (
         torch.float64
@@ -260,7 +260,7 @@ def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> A
 
 
 def _group_formula(function: str, x: Any, weight: Any, bias: Any, options: dict[str, Any]) -> Any:
-    axis = options.get("channel_axis", 1)  # as that of PyTorch's functions
+    axis = options.get("channel_axis", 1)  # the default of PyTorch's functions
     first = x.movedim(axis, 1)
     count = first.shape[1] if function == "instance_norm" else options["num_groups"]
     q = first.unflatten(1, (count, -1)).flatten(2)

@@ -34,7 +34,7 @@ class Run:
         return value.double() if self.by == "exact" else value
 
     def require(self, names: list[str]) -> None:
-        """Let these leaves require gradients, and no others."""
+        """Make these leaves require gradients, and no others."""
         for name, one in self.leaves().items():
             one.requires_grad_(name in names)
 
@@ -42,7 +42,7 @@ class Run:
         return dict(zip(self.program.inputs(), self.inputs, strict=True)) | dict(self.net.own)
 
     def subclass(self, *, inputs: bool, parameters: bool) -> None:
-        """Let leaves be subclasses with plain memory."""
+        """Make leaves subclasses with plain memory."""
         if inputs:
             self.inputs = [
                 one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
@@ -70,7 +70,7 @@ class Run:
         return named("d ", wanted, map(plain, found))
 
     def recorded(self, outputs: Any) -> tuple[Any, Any]:
-        """Return the outputs that have gradients, and those."""
+        """Return the outputs that require gradients, and their incoming gradients."""
         pairs = [
             (one, dy)
             for one, dy in zip(outputs, self.dys(outputs), strict=True)
@@ -79,7 +79,7 @@ class Run:
         return tuple(zip(*pairs, strict=True)) or ((), ())
 
     def call(self, leaves: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the outputs of other leaves."""
+        """Return the outputs for other leaves."""
         own = {f"own.{name}": leaves.get(name, one) for name, one in self.net.own.items()}
         given = zip(self.program.inputs(), self.inputs, strict=True)
         inputs = tuple(leaves.get(name, one) for name, one in given)
@@ -91,10 +91,10 @@ class Run:
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]  # no 0 + an empty batch
 
     def number(self, like: Any, name: Any) -> Any:
-        """Draw numbers of a tensor's shape: in the program's dtype, of the exact one too."""
+        """Draw numbers in a tensor's shape and dtype; exact runs have the same in float64."""
         values = drawn(like.shape, f"{self.program.seed} {name}")
         dtype = like.dtype if self.by != "exact" else torch.float64
-        return values.bfloat16().to(dtype)  # which all dtypes but float16 hold exactly
+        return values.bfloat16().to(dtype)  # all dtypes but float16 hold these exactly
 
     def dys(self, outputs: tuple[Any, ...]) -> list[Any]:
         return [DYS[self.program.dy](self.number(one, i)) for i, one in enumerate(outputs)]

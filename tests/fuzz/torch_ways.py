@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Ways to run a network by PyTorch: each returns results and gradients by name.
 
-A way takes a `Run`, by cunorm or by formulas. Formulas skip what only cunorm is tested for, such as
-tracing.
+A way is a function of a `Run`, by cunorm or by formulas. Formulas skip steps that test only cunorm,
+such as tracing.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def empty_batch(run: Run) -> Results:
 
 
 def functional(run: Run) -> Results:
-    """Call with other leaves than the module's own."""
+    """Call with leaves other than the module's own."""
     other = Run(run.program, run.by, salt=5)
     leaves = {name: one.detach().requires_grad_() for name, one in other.wanted().items()}
     outputs = run.call(leaves)
@@ -221,7 +221,7 @@ def through_fx(run: Run) -> Results:
 
 
 def subclassed(run: Run) -> Results:
-    """Let inputs, parameters or both be subclasses with plain memory."""
+    """Make inputs, parameters or both subclasses with plain memory."""
     if run.by == "cunorm":
         turn = run.program.seed % 3
         run.subclass(inputs=turn != 1, parameters=turn != 0)
@@ -229,7 +229,7 @@ def subclassed(run: Run) -> Results:
 
 
 def copied(run: Run) -> Results:
-    """Copy and pickle the module; give replaced norms their classes back, and take them again."""
+    """Copy and pickle the module; restore replaced norms, and replace them again."""
     net = copy.deepcopy(run.net)
     run.net = run.forward = pickle.loads(pickle.dumps(net))
     found = autograd_grad(run)
@@ -251,7 +251,7 @@ def threads(run: Run) -> Results:
 
 
 def second_func(run: Run) -> Results:
-    """Take second derivatives with torch.func, which has them or says that it has not."""
+    """Take second derivatives with torch.func, which cunorm gives or refuses."""
     wanted = _detached(run.wanted())
     first = grad(run.loss)
 

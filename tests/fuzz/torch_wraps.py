@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is around a network of the fuzzer: kinds of tensors, and modes of its forward."""
+"""Kinds of tensors, and modes of the forward, for the fuzzer's networks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Trivial(torch.Tensor):
 
 
 class TrivialParameter(torch.nn.Parameter):
-    """The same of a parameter."""
+    """A parameter of a subclass with plain memory."""
 
 
 class Wrapped(torch.Tensor):
-    """A subclass that has its numbers in another tensor, as those of collectives do."""
+    """A subclass whose numbers are in another tensor, as in subclasses for collectives."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -99,7 +99,7 @@ def _autocast(forward: Any) -> Any:
 
 
 def _after(forward: Any, mode: Any) -> Any:
-    """Run once before in a mode in which nothing is recorded."""
+    """Run the forward once before, in a mode that records nothing."""
 
     def run(*inputs: Any) -> Any:
         with mode():
@@ -128,7 +128,7 @@ class _Square(torch.autograd.Function):
 
 @cache
 def keeps_leaf_hooks() -> bool:
-    """Whether PyTorch runs a leaf's hooks after `SAVING` around any autograd.Function.
+    """Return whether PyTorch runs a leaf's hooks after `SAVING` around any autograd.Function.
 
     PyTorch 2.6 and 2.7 do not.
     """

@@ -13,10 +13,10 @@ _GAPS = st.sampled_from([0, 0, 1, 3, 16])
 
 
 class View(NamedTuple):
-    """How the elements of an array lie in memory; called, it allocates one of a shape and dtype.
+    """How the elements of an array lie in memory; a call allocates an array of a shape and dtype.
 
     `order` lists the axes from the outermost in memory to the innermost. Each axis has a step,
-    negative if reversed and 0 if expanded, and a gap of elements after its last one.
+    negative if reversed and 0 if expanded, and a gap of elements after its last element.
     """
 
     order: tuple[int, ...]
@@ -37,7 +37,7 @@ def is_expanded(layout: View | str) -> bool:
 
 
 def is_reversed(layout: View | str) -> bool:
-    """Whether an axis has a negative step, which PyTorch lacks."""
+    """Return whether an axis has a negative step, which PyTorch lacks."""
     return layout == "reversed" if isinstance(layout, str) else min(layout.steps, default=1) < 0
 
 
@@ -51,7 +51,7 @@ def any_views(draw: Any, axes: int) -> View:
     order = draw(st.permutations(range(axes)))
     steps = draw(st.lists(_SIGNS, min_size=axes, max_size=axes))
     gaps = [0] * axes
-    if axes:  # of several axes they would multiply, and so the memory
+    if axes:  # only some: over several axes, memory would multiply
         some = st.integers(0, axes - 1)
         steps[draw(some)] *= draw(_STEPS)
         gaps[draw(some)] = draw(_GAPS)
@@ -74,7 +74,7 @@ def views(leading: int, axes: int) -> st.SearchStrategy[View]:
 
 
 def result_views(leading: int, axes: int, most: int) -> st.SearchStrategy[View]:
-    """Draw a view that a result may have: rows apart from each other, of at most so many axes."""
+    """Draw a view for a result: rows do not overlap, and have at most `most` leading axes."""
     if leading > most:
         return st.just(contiguous(axes))
     apart = row_views(leading, axes).map(lambda view: view._replace(steps=_unexpanded(view.steps)))

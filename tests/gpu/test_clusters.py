@@ -18,8 +18,8 @@ from tests.support.remembered import clear_plans
 
 pytestmark = pytest.mark.gpu
 
-# Widths, and the blocks that share a float32 row in a forward and in a backward; the last is
-# streamed.
+# Widths, and the number of blocks that share a float32 row in a forward and in a backward. Rows of
+# the last width are streamed.
 SIZES = {
     6148: (2, 4),
     16384: (2, 8),
@@ -71,7 +71,7 @@ def cluster(builds: list[KernelBuild], kernel: str) -> int:
 
 
 def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
-    """Expect clusters of that many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
+    """Expect clusters of that many blocks; on a real GPU 8 replace 16, which may not fit."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller
 
@@ -170,7 +170,7 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
 
 
 @pytest.mark.real_gpu("the software GPU runs one cluster at a time")
-def test_rows_of_more_clusters_than_run_at_a_time_are_right(launched):
+def test_rows_are_right_where_not_all_clusters_run_at_a_time(launched):
     """The 4000 rows are copies of two, so only two results are expected."""
     gpu = OnCupy()
     given = drawn((2, 65536), "bfloat16")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients outside of jit: by many threads at once, and many of them."""
+"""Gradients outside of jit: in many threads at once, and a thousand times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loss(x, w, norm=cunorm.jax.rms_norm):
 
 @pytest.mark.parametrize("width", [5, 6])
 def test_threads_that_differentiate_at_once_have_the_right_gradients(width, monkeypatch):
-    """Each differentiates while others do: all in calls of its own, none in a trace they share."""
+    """Each thread makes its own calls while others differentiate; threads share no trace."""
     x, w = drawn((3, width), width)
     exact = jax.jit(jax.grad(lambda *arrays: loss(*arrays, norm=rms_norm), (0, 1)))(x, w)
     run, together, ran = _ffi.run, Barrier(THREADS), []
@@ -50,7 +50,7 @@ def test_threads_that_differentiate_at_once_have_the_right_gradients(width, monk
     monkeypatch.setattr(_ffi, "run", run_slowly)
     with ThreadPoolExecutor(THREADS) as pool:
         for thread, got in enumerate(pool.map(derive, range(THREADS))):
-            # A few roundings of float32, in sums of up to 18 terms of about 10.
+            # The bounds allow a few roundings of float32 in sums of up to 18 terms of about 10.
             np.testing.assert_allclose(got, exact[thread % 2], rtol=1e-5, atol=1e-5)
     assert len(ran) == 4 * THREADS  # two forwards and two backwards
 
@@ -93,4 +93,4 @@ def test_hundreds_of_gradients_at_one_shape_compile_nothing_and_keep_nothing():
             assert not compiles
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
-    assert kept() - before < 400  # one object for each gradient
+    assert kept() - before < 400  # less than one object for each gradient

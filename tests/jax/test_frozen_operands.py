@@ -21,7 +21,7 @@ import cunorm.jax  # noqa: E402
 from tests.support import jax_formulas  # noqa: E402
 from tests.support.jax_frames import _ffi, calls_of  # noqa: E402
 
-# Some roundings of float64, in sums of a few dozen terms.
+# The bounds allow some roundings of float64 in sums of a few dozen terms.
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
 
@@ -46,7 +46,7 @@ def assert_gradients(own, formula, wanted, arrays):
                 np.testing.assert_allclose(got, exact[argnum], **CLOSE)
 
 
-# Two norms in a row, by functions that `norm_named` gives.
+# Two norms in sequence; `norm_named` returns the norm of a name.
 def weighted(norm_named):
     norm = norm_named("rms_norm")
     return lambda x, w, v: norm(jnp.tanh(norm(x, w)), v)
@@ -131,7 +131,7 @@ def scanned(layer):
 
 
 def chosen(layer):
-    """Return a layer with a branch that leaves out one of its norms."""
+    """Return a layer with a branch that leaves out the first weight."""
     other = lambda x, w, v: layer(x, v, v)  # noqa: E731
     return lambda x, w, v: jax.lax.cond(x.sum() > 0, layer, other, x, w, v)
 
@@ -181,7 +181,7 @@ def test_no_gradient_of_a_frozen_operand_is_computed(is_compiled, monkeypatch):
         outputs = run(op, *args)
         if op.name.endswith("backward"):
             new = {name for name, one in outputs.items() if one is not None}
-            asked.append(new - {"dresidual"})  # which is dx
+            asked.append(new - {"dresidual"})  # the same array as dx
         return outputs
 
     monkeypatch.setattr(_ffi, "run", see)

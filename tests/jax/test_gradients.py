@@ -40,7 +40,7 @@ CASES = [
     ("group_norm", (), {"num_groups": 1, "activation": "tanh", "channel_axis": 1, "eps": 0.1}),
     ("instance_norm", ("weight", "bias"), {"activation": "silu", "channel_axis": 1}),
 ]
-# Some roundings of float64, in sums of a few terms; a larger difference is a wrong formula.
+# The bounds allow some roundings of float64 in sums of a few terms, but no wrong formula.
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
@@ -95,7 +95,7 @@ def test_values_and_gradients_are_those_of_the_oracle(function, given, options, 
             np.testing.assert_allclose(got, right, **CLOSE)
 
 
-def test_only_the_stream_or_only_y_being_used_gives_their_gradients_alone():
+def test_a_loss_of_y_or_of_the_stream_alone_has_the_gradients_of_that_result():
     for field in (0, 1):
         a = drawn({})
         dy, arrays = a.dy, (a.x, a.residual, a.weight)
@@ -122,7 +122,7 @@ def test_gradients_that_nobody_wants_are_not_computed(wanted):
     assert backward.results == [(arrays[wanted].shape, "float64")]
 
 
-def test_every_function_takes_the_arguments_of_its_namesake_but_memory():
+def test_every_function_takes_the_arguments_of_its_namesake_except_memory():
     for name in cunorm.jax.__all__:
         own = inspect.signature(getattr(cunorm.jax, name)).parameters
         plain = dict(inspect.signature(getattr(cunorm, name)).parameters)

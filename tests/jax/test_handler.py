@@ -65,7 +65,7 @@ def empty(spec):
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
 def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, monkeypatch):
-    """The results are those of the same call on the CPU; its second launch may begin early."""
+    """The results are those of the same call on the CPU. The second launch may begin early."""
     early, launch = [], _driver.launch_dependent
     noted = lambda *args: (early.append(args[2].build.kernel), launch(*args))  # noqa: E731
     monkeypatch.setattr(_driver, "launch_dependent", noted)
@@ -102,7 +102,7 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
 
 
 @pytest.mark.parametrize("sms", [1, 132, 188, MAX_SMS, 1000])
-def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
+def test_no_gpu_needs_more_workspace_than_xla_reserves(sms):
     cuda = Device("cuda", 0)
     backward = Call.parse(calls(*ROWS)[1].text, cuda)
     for count in (1, 31, 5000, 10**6):
@@ -117,7 +117,7 @@ def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
 @pytest.mark.parametrize(
     "shape", [(3, 1, 4096), (2, 49, 2048), (2, 4096, 64), (1, 5003, 8)], ids=str
 )
-def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
+def test_no_gpu_needs_more_workspace_for_images_than_xla_reserves(shape):
     for called in calls(images, shape, shape[-1]):
         call = Call.parse(called.text, Device("cuda", 0))
         for capability, sms in product(("75", "86", "90"), (1, 132, MAX_SMS)):
@@ -193,7 +193,7 @@ TEXT = calls(*ROWS, platform="cpu")[0].text
         (TEXT, (2, 1), "XLA gives 2 arguments and 1 results, expected 2 and 2"),
     ],
 )
-def test_a_frame_that_is_not_what_its_text_says_becomes_an_error_of_xlas(text, counts, message):
+def test_a_frame_that_does_not_match_its_text_becomes_an_error_of_xla(text, counts, message):
     api = Api()
     frame = Frame(api, text, *([1] * count for count in counts))
     assert frame.handle(_handler.run_on_cpu) == 0xE1
@@ -213,7 +213,7 @@ def test_an_api_of_another_version_is_refused_before_anything_is_read(version):
     assert f"is of version {version[0]}.{version[1]}, expected 0.3 or a later 0.x" in api.errors[0]
 
 
-def test_what_no_call_on_a_cpu_reads_lies_where_jaxlibs_header_says():
+def test_fields_that_no_call_on_a_cpu_reads_lie_where_jaxlibs_header_says():
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     body = re.search(r"struct XLA_FFI_Stream_Get_Args {(.*?)\n}", header, re.S)[1]
     fields = re.findall(r"^  [\w\s*]*?[\s*](\w+);", re.sub(r"//.*", "", body), re.M)
@@ -223,5 +223,5 @@ def test_what_no_call_on_a_cpu_reads_lies_where_jaxlibs_header_says():
     functions = re.findall(r"STRUCT_FIELD\(XLA_FFI_(\w+)\)", api)
     fields = [name for name, _ in _xla_structs._Api._fields_]
     first = fields.index("error_create")
-    for name in ("Error_Create", "Stream_Get"):  # others have changed their names
+    for name in ("Error_Create", "Stream_Get"):  # other functions have changed their names
         assert functions.index(name) == fields.index(name.lower()) - first

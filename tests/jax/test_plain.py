@@ -25,7 +25,7 @@ from tests.support.jax_frames import _ffi, _handler  # noqa: E402
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, monkeypatch):
+def test_xla_calls_every_function_on_the_arrays_own_memory(name, kind, monkeypatch):
     kind, arrays, calls = kind(), call_of(name).arrays, []
     find = _handler._Executable.pointers
 
@@ -47,7 +47,7 @@ def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, m
     for field, array in fields(result).items():
         assert kind.is_own(array, "float32")
         assert array.unsafe_buffer_pointer() in pointers, field
-        # A few roundings of float32, in sums of up to 24 products of about 1.
+        # The bounds allow a few roundings of float32 in sums of up to 24 products of about 1.
         np.testing.assert_allclose(array, right[field], rtol=1e-5, atol=1e-5, err_msg=field)
 
 
@@ -68,7 +68,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_with_the_compilers_words(mon
     assert jnp.isfinite(cunorm.rms_norm(jnp.ones((3, 11)), eps=0.125)).all()
 
 
-def test_a_call_on_arrays_with_values_is_made_at_once_inside_what_jax_traces():
+def test_a_call_on_arrays_with_values_is_made_at_once_inside_a_trace():
     x = jnp.arange(24.0).reshape(3, 8)
     expected = cunorm.rms_norm(cunorm.rms_norm(x))
 
@@ -112,7 +112,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_the_error_that_it_is_for_numpys_arrays_and_nothing_is_traced(name):
+def test_wrong_input_gives_the_error_of_numpy_arrays_and_nothing_is_traced(name):
     errors = []
     for one in (lambda *shape: np.ones(shape, np.float32), lambda *shape: jnp.ones(shape)):
         for _ in range(2):

@@ -19,7 +19,7 @@ from tests.support import jax_devices  # noqa: E402
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
 
 
-def test_four_devices_and_an_executable_of_another_process(tmp_path):
+def test_four_devices_and_an_executable_of_another_process_are_right(tmp_path):
     """The process exits while calls are pending."""
     path, devices = tmp_path / "executable", jax_devices
     derived = jax.jit(jax.grad(lambda w, x: cunorm.jax.rms_norm(x, w).sum()))

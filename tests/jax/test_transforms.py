@@ -20,7 +20,7 @@ from tests.support import jax_formulas  # noqa: E402
 from tests.support.jax_formulas import add_rms_norm, rms_norm  # noqa: E402
 from tests.support.jax_frames import lowered  # noqa: E402
 
-# A few roundings of float32, 6e-8 each, in sums of up to 40 terms of about 1.
+# The bounds allow a few roundings of float32, 6e-8 each, in sums of up to 40 terms of about 1.
 CLOSE = {"rtol": 2e-6, "atol": 1e-5}
 
 
@@ -64,7 +64,7 @@ def three_times(norm):
 
 
 ROWS, IMAGES = ((4, 3, 8), 8), ((3, 2, 8, 8), 8)
-# Each: the transformation, the norm, its arrays, and whether it is one call of the kernels.
+# For each case: the transformation, the norm, its arrays, and whether kernels are called once.
 BATCHES = {
     "rows": (lambda f: jax.vmap(f, (0, None)), "rms_norm", ROWS, True),
     "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), False),
@@ -93,7 +93,7 @@ ON_GPU = pytest.param("gradients of each", OnJax, marks=pytest.mark.gpu)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, OnJaxCpu) for name in BATCHES), ON_GPU])
-def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(name, kind):
+def test_a_batch_equals_its_examples_and_is_one_call_if_they_share_parameters(name, kind):
     transform, norm, shapes, is_one_call = BATCHES[name]
     arrays = drawn(*shapes)
     with jax.default_device(kind().device):
@@ -103,7 +103,7 @@ def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(nam
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
-def test_scan_over_layers_with_checkpoint(kind):
+def test_a_scan_over_layers_with_checkpoint_has_right_gradients(kind):
     x, weights = drawn((3, 8), (4, 8))
 
     def stack(add, x, weights):
@@ -130,7 +130,7 @@ def test_inputs_may_be_donated_and_are_not_written_over_while_they_are_needed():
     assert_close((y, kept), (rms_norm(x + 1.0), x + 1.0))
 
 
-def test_jit_disabled():
+def test_gradients_are_right_with_jit_disabled():
     x, weight = drawn((3, 8), (8,))
     with jax.disable_jit():
         got = jax.grad(square(cunorm.jax.rms_norm), (0, 1))(x, weight)
@@ -167,7 +167,7 @@ def test_a_bfloat16_branch_of_a_float32_stream_has_gradients_of_each_dtype():
     dx, dstream = jax.jit(jax.grad(partial(loss, cunorm.jax.add_rms_norm), (0, 1)))(x, stream)
     assert (dx.dtype, dstream.dtype) == (ml_dtypes.bfloat16, np.float32)
     exact = jax.jit(jax.grad(partial(loss, add_rms_norm), 1))(x.astype(jnp.float32), stream)
-    # y is rounded to bfloat16, its gradient is not; both are float32 here, dx is rounded once.
+    # Only y is rounded to bfloat16 before the loss. dx is the float32 gradient, rounded once.
     np.testing.assert_allclose(dstream, exact, rtol=2e-6, atol=2**-8)
     np.testing.assert_array_equal(np.asarray(dx), np.asarray(dstream).astype(ml_dtypes.bfloat16))
 
@@ -183,7 +183,7 @@ def test_round_before_weight_rounds_as_the_published_models_do():
     np.testing.assert_allclose(dweight, n.sum(0), rtol=1e-6)
 
 
-# How norms may be called: each takes a norm of one array, and returns a function of one.
+# Ways to call a norm: each takes a norm of one array, and returns a function of one array.
 LOOPS = {
     "a call": lambda norm: norm,
     "jit": jax.jit,
@@ -247,7 +247,7 @@ def test_forward_mode_is_jaxs_error_and_the_transpose_of_a_linearized_norm_is_it
     assert_close(jax.linear_transpose(linear, x)(1.0)[0], jax.grad(f)(x))
 
 
-def test_an_object_that_gives_a_jax_array_is_taken_as_jax_numpy_takes_it():
+def test_an_object_with_a_jax_array_is_accepted_as_in_jax_numpy():
     class Parameter:  # as Flax's nnx.Param
         def __init__(self, array):
             self.array = array
@@ -271,7 +271,7 @@ def test_an_object_that_gives_a_jax_array_is_taken_as_jax_numpy_takes_it():
         cunorm.rms_norm(x, Parameter(weight))
 
 
-def test_numpy_arrays_are_taken_and_minus_zero_is_another_length_than_zero():
+def test_numpy_arrays_are_accepted_and_a_c_of_minus_zero_differs_from_zero():
     x = np.ones((4, 8), np.float32)
     y = cunorm.jax.rms_norm(x, np.ones(8, np.float16))
     assert isinstance(y, jax.Array)

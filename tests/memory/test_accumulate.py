@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""`accumulate=True`: dweight and dbias are added to the values of `out`, and rounded once.
+"""With `accumulate=True`, dweight and dbias are added to the values in `out`, and rounded once.
 
-The former values are added in float64 to a float64 sum. So the result is bitwise equal to the
-gradient in float64 arrays plus the former values, rounded to the array's dtype. That gradient is
-within its bounds.
+The former values are added in float64 to a float64 sum. The result is therefore bitwise equal to
+the gradient in float64 arrays plus the former values, rounded to the array's dtype. The gradient in
+float64 arrays is within its bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.calls import arrays_of, call_of, devices, fields, functions_t
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
-# Few rows and many, whole and in groups; group norms of several launches on a CPU and of one.
+# Few and many rows, whole and in groups; group norms with several launches on a CPU, and with one.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((2, 4900, 8), 2), ((3, 8, 8), 4), ((1, 2, 6), 6)]
 ACCUMULATING = functions_taking("accumulate")
@@ -33,7 +33,7 @@ EPS = 1e-5
 def calls_of(name, kind, dtype):
     """Yield calls of several sizes, with parameters of a dtype."""
     sizes = OF_IMAGES if "group" in name else OF_ROWS
-    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # many kernels a size
+    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # each size has many kernels
         call = call_of(name, shape, kind, groups=number, num_groups=number)
         for key in {"weight", "bias"} & call.arrays.keys():
             call.arrays[key] = to(kind, draw(key, shape[-1], dtype))
@@ -68,8 +68,8 @@ def exact_of(call):
 
 @devices
 @pytest.mark.parametrize(("name", "dtype", "into"), CASES)
-def test_what_was_there_and_the_gradient_are_added_and_rounded_once(name, dtype, into, kind):
-    """Add twice, as for two micro-batches; gradients with rows are written as usual."""
+def test_a_former_value_plus_a_gradient_is_rounded_once(name, dtype, into, kind):
+    """Add twice, as for two micro-batches; dx and dgate are written as usual."""
     for call in calls_of(name, kind, dtype):
         wanted, shape = sums_of(call)
         before = {field: draw(field, shape, into, deviation=30) for field in wanted}
@@ -87,7 +87,7 @@ def test_what_was_there_and_the_gradient_are_added_and_rounded_once(name, dtype,
 
 
 def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
-    """This is why main gradients are float32: bfloat16 would stay at 256, or at 1."""
+    """In bfloat16, the sum would stay at 256."""
     call = call_of("layer_norm_backward", (4, 8))
     call.arrays |= {"bias": draw("bias", 8, "bfloat16"), "dy": np.full((4, 8), 2**-9, np.float32)}
     dbias = np.full(8, 256, np.float32)
@@ -99,7 +99,7 @@ def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
 
 @pytest.mark.parametrize("needs", [("bias",), ("x", "bias"), ()])
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
-def test_only_what_is_needed_is_added_to(name, needs):
+def test_only_needed_gradients_are_accumulated(name, needs):
     """No array is required if there is nothing to add."""
     call = call_of(name)
     exact, before = exact_of(call), draw("dbias", 8, "float32")

@@ -24,7 +24,7 @@ from tests.support.remembered import caches
 KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 
 
-def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
+def test_after_1200_shapes_the_last_1024_are_in_the_cache(monkeypatch):
     empty_call_cache(monkeypatch)
     x = np.ones((1200, 4), np.float32)
     for rows in range(1, 1201):
@@ -124,13 +124,13 @@ def sizes() -> dict[str, int]:
     return found
 
 
-# Tables that may keep entries: of types and dtypes, which are few or weakly held.
+# Tables of types and dtypes may keep entries, which are few or weakly referenced.
 TABLES = {"_arrays.registry.library_types", "_dispatch.library_types", "_core.dtypes._FROM_NUMPY"}
 TABLES |= {"_core.dtypes._NUMPY", "_arrays.registry._user_types"}
 
 
 def test_clear_cache_leaves_nothing_behind():
-    """This holds for modules imported later, too. The builds on disk are other tests', and stay."""
+    """Modules may be imported later. The builds on disk stay, because other tests need them."""
     code = """
 from tests.memory.test_cache_of_calls import *
 from tests.support.calls import FUNCTIONS, call_of

@@ -16,7 +16,7 @@ from tests.support.placed import Samples
 
 
 def free_memory():
-    """Return the bytes of memory that are available; Linux says so."""
+    """Return the bytes of available memory on Linux, 0 elsewhere."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     except OSError:
@@ -34,7 +34,7 @@ TIMES, BLOCK = 2049, (1024, 1024)  # more than 2**31 elements in TIMES blocks
 
 
 def many(array):
-    """Repeat a block without copies of it."""
+    """Repeat a block without copying it."""
     return np.broadcast_to(array, (TIMES, *array.shape))
 
 
@@ -45,7 +45,7 @@ def assert_each_is(block, array):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_rows_of_more_than_2_to_the_31_elements_are_those_of_a_block(name):
+def test_rows_of_more_than_2_to_the_31_elements_match_those_of_a_block(name):
     x, dy = (draw(key, BLOCK, "bfloat16") for key in ("x", "dy"))
     forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
     f = forward(x)
@@ -57,7 +57,7 @@ def test_rows_of_more_than_2_to_the_31_elements_are_those_of_a_block(name):
 
 
 @pytest.mark.parametrize("axis", [-1, 1], ids=["channels last", "channels first"])
-def test_samples_of_more_than_2_to_the_31_elements_are_those_of_a_sample(axis):
+def test_samples_of_more_than_2_to_the_31_elements_match_a_sample(axis):
     x, dy = (draw(key, BLOCK, "bfloat16") for key in ("x", "dy"))
     options = {"num_groups": 32, "channel_axis": axis, "activation": "silu"}
     f = cunorm.group_norm_forward(x[None], **options)
@@ -68,8 +68,8 @@ def test_samples_of_more_than_2_to_the_31_elements_are_those_of_a_sample(axis):
     assert_each_is(dx[0], cunorm.group_norm_backward(many(dy), many(x), **saved, **options).dx)
 
 
-def test_a_sample_of_more_than_2_to_the_31_elements_is_that_of_its_lines():
-    """All positions have the same channels, so that a group's statistics are those of one."""
+def test_a_sample_of_more_than_2_to_the_31_elements_matches_its_lines():
+    """All positions are equal, so that a group's statistics are those of one position."""
     line, weight = draw("line", 1024, "bfloat16"), draw("weight", 1024, "float32")
     x = np.broadcast_to(line, (1, TIMES * 1024, 1024))
     f = cunorm.group_norm_forward(x, 32, weight)

@@ -2,8 +2,8 @@
 """Results written exactly over inputs have the same bits as in separate arrays.
 
 Several arrays of a gated call can be input and result at once. Rows are few and many, short and
-long, whole and in groups, so that every plan runs. Group norms in place are in test_out.py, views
-in tests/operators.
+long, whole and in groups, so that every plan runs. test_out.py tests group norms in place, and
+tests/operators tests views.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def arrays_of(rows, width, dtype, *names):
 
 
 def statistics(rows, groups):
-    """Draw a mean and an rstd: any numbers do, as only bits are compared."""
+    """Draw a mean and an rstd; they may be any numbers, because tests compare only bits."""
     shape = (*rows, groups) if groups > 1 else rows
     mean, rstd = (np.asarray(draw(name, shape, "float32")) for name in ("mean", "rstd"))
     return {"mean": mean, "rstd": rstd}
@@ -123,7 +123,7 @@ def test_a_result_may_be_written_over_an_array_that_is_every_input():
 
 @pytest.mark.parametrize("groups", [1, 64])
 def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
-    """Every operand then has the shape of x; statistics too if each element is a group."""
+    """All operands then have the shape of x; with 64 groups, statistics have it too."""
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]

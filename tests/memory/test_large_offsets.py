@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Offsets past 2**31 elements: rows, samples and lines far apart, and as many elements."""
+"""Offsets past 2**31 elements: rows, samples and lines far apart, and arrays of that size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def far():
     """Return a function that allocates arrays with a stride of FAR, or -FAR, along one axis.
 
-    They share one mapping of addresses, which has memory only for touched pages.
+    The arrays share one mapping of addresses, in which only touched pages have memory.
     """
     flags, size = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, 1 << 16
     try:
@@ -111,7 +111,7 @@ def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards)
 
 @pytest.mark.compiled("O1")
 def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
-    """The same thousand rows are read 2049 times; the gradient is 2049 times theirs."""
+    """A block of rows is read 2049 times, so the gradient is 2049 times that of the block."""
     times, shape = 2049, (1024, 1024)
     x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
     rstd = np.tile(cunorm.rms_norm_forward(x).rstd, (times, 1))

@@ -63,10 +63,10 @@ def versions(named):
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])
 @names
-def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, kind, monkeypatch):
+def test_results_are_written_to_given_arrays_and_others_are_allocated(name, kind, monkeypatch):
     """All arrays are given, or all but one; calls are planned first, and then cached.
 
-    With all arrays given, nothing is allocated; torch's version counters show which were written.
+    If all are given, nothing is allocated. torch's version counters show the arrays written.
     """
     empty_call_cache(monkeypatch)
     call = call_of(name, kind=kind)
@@ -93,7 +93,7 @@ def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, k
                 )
                 allocates = kind != "numpy" and (part in call.out or allocates_workspace)
                 assert bool(called & {"empty", "empty_strided", "empty_like"}) == allocates
-                assert allocates or called <= {"view", "slice", "detach"}  # of a workspace of bytes
+                assert allocates or called <= {"view", "slice", "detach"}  # of a uint8 workspace
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
@@ -182,15 +182,15 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
 
 # --- memory that NumPy allocates ------------------------------------------------------------------
 
-# In one shape dweight takes 64 KiB, in the other rstd; Python's own objects take less.
+# dweight takes 64 KiB in one shape, rstd in the other; Python's own objects take less.
 SHAPES = (4, 16 << 10), (16 << 10, 4)
 GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
 
 
 def peaks_of(run):
-    """Return the peak memory of a call that is planned, and of one that is cached."""
-    run()  # plans and kernels of such a call stay in memory
-    gc.disable()  # else freed memory would hide allocated memory
+    """Return the peak memory of a call that is planned, and of a cached call."""
+    run()  # the call's plan and kernels stay in memory
+    gc.disable()  # a collection would hide allocations
     tracemalloc.start()
     peaks = []
     try:
@@ -208,7 +208,7 @@ def peaks_of(run):
 
 
 @names
-def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
+def test_numpy_allocates_only_arrays_that_are_not_given(name):
     calls = [call_of(name, shape) for shape in (GROUP_SHAPES if name in GROUP_NORMS else SHAPES)]
     for call in calls:
         planned, repeated = peaks_of(call.run)

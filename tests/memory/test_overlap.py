@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Results and workspaces that share memory with another array are refused, unless exactly in place.
 
-Every pair of arrays is tested, one of them an element after the other, after valid calls.
+Every pair of arrays is tested: after valid calls, one array begins an element after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ X = draw("x", (5, 8), "float32")
 
 
 def may_be(name, field, argument):
-    """Whether a result may be exactly this input."""
+    """Return whether a result may be exactly this input."""
     if field in ("mean", "rstd") or argument.startswith("out."):
         return False
     if name in GROUP_NORMS:
@@ -43,7 +43,7 @@ def put(call, given):
 
 @names
 def test_a_result_that_overlaps_another_array_is_refused(name):
-    """Every pair is refused, and one array for two results."""
+    """One array for two results is refused too."""
     call, cases = call_of(name, **RIGHT), []
     others = dict(arrays_of(call.arrays))
     results = dict(call.out)
@@ -80,7 +80,7 @@ def test_a_workspace_that_overlaps_any_array_is_refused(name):
     check_refused(cases)
 
 
-def test_an_input_in_other_strides_or_dtype_is_not_exactly_it():
+def test_a_view_with_other_strides_or_dtype_is_not_in_place():
     x = X.copy()
     for out in (x[::-1], x.view(np.float16)[:, :8]):
         for function, kwargs in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
@@ -94,7 +94,7 @@ def test_a_reversed_result_lies_before_its_first_element():
         cunorm.rms_norm(memory[:6], out=memory[4:][::-1])
 
 
-def test_what_is_read_after_a_result_is_written_may_not_be_that():
+def test_a_result_may_not_be_an_input_that_is_read_later():
     gate, weight, x = X.copy(), draw("weight", 8, "float32"), draw("x", (8, 8), "float32")
     over_gate = {"gate": gate, "out": AddNorm(residual=gate)}
     no_gate = {"gate": None, "gate_activation": "silu", "gate_position": "post"}
@@ -139,7 +139,7 @@ def test_an_input_that_is_copied_to_be_aligned_overlaps_no_result():
         assert_same_bits(cunorm.rms_norm(x, out=out), expected)
 
 
-def test_results_and_workspaces_between_the_rows_of_another_array_are_taken():
+def test_results_and_workspaces_between_the_rows_of_another_array_are_accepted():
     call = call_of("rms_norm_backward")
     expected = call.make()
     memory = np.zeros((5, 8, 128), np.float32)

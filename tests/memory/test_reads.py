@@ -47,7 +47,7 @@ CASES = {
 
 
 def check(side: str) -> None:
-    """Run the calls; a child does so."""
+    """Run the calls, in a child process."""
     for kernel, cases in CASES.items():
         for case in cases:
             with at(kernel, case):
@@ -62,7 +62,7 @@ def check_some() -> None:
 
 
 @pytest.mark.parametrize("side", ["before", "behind"])
-def test_what_is_beside_an_array_is_not_read(side):
+def test_memory_beside_an_array_is_not_read(side):
     in_process(f"from tests.memory.test_reads import check\ncheck({side!r})", setup="")
 
 
@@ -76,14 +76,14 @@ ctypes.string_at(array.ctypes.data + {}, 1)
 
 
 @pytest.mark.parametrize(("side", "end", "beside"), [("before", 0, -1), ("behind", 9, 10)])
-def test_a_read_beside_an_array_is_seen(side, end, beside):
+def test_a_read_beside_an_array_ends_the_process(side, end, beside):
     in_process(SCRIPT.format(side == "behind", end), setup="")
     with pytest.raises(AssertionError):
         in_process(SCRIPT.format(side == "behind", beside), setup="")
 
 
 def sanitizers() -> str:
-    """Return the libraries that a process must begin with; skip without them."""
+    """Return the libraries that a process must load first; skip without them."""
     if not (compiler().is_gcc and sys.platform == "linux"):
         pytest.skip("needs GCC on Linux")
     found = []

@@ -52,8 +52,8 @@ def call_cache(monkeypatch):
 @kinds
 @names
 def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, call_cache):
-    """Without `out`, that is; for calls with `out` see test_out.py."""
-    several = [(2, 4900, 8)] if name in GROUP_NORMS and kind == "numpy" else []  # launches
+    """These calls have no `out`; test_out.py has calls with `out`."""
+    several = [(2, 4900, 8)] if name in GROUP_NORMS and kind == "numpy" else []
     for number, shape in enumerate((None, *several)):
         call = call_of(name, shape, kind)
         call.make()
@@ -65,7 +65,7 @@ def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, call_cache
         assert len(call_cache) == 1 + number
 
 
-def test_a_result_like_one_that_is_given_is_another_array():
+def test_a_result_with_the_spec_of_a_given_array_is_another_array():
     x, y = draw("x", (5, 8), "float16"), np.empty((5, 8), np.float32)
     kwargs = {"residual_dtype": "float32", "out": NormForward(y=y)}
     results = [cunorm.rms_norm_forward(x, **kwargs).residual for _ in range(3)]
@@ -102,7 +102,7 @@ WRONG = ({"weight": [1.0]}, {"eps": None}, {"axis": 7}, {"dtype": [1]}, {"gate":
 
 @pytest.mark.parametrize("kind", kinds_of_arrays())
 def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
-    """Nor is it kept by an error, or in a cycle; JAX may be computing with it."""
+    """Errors and reference cycles do not keep it alive either."""
     kind, seen = kind(), []
 
     def new(shape=(5, 8)):
@@ -111,7 +111,7 @@ def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
         return array
 
     def results(*arrays):
-        with suppress(AttributeError):  # of JAX's alone
+        with suppress(AttributeError):  # only JAX's arrays have the method
             [array.block_until_ready() for array in arrays]
         seen.extend(map(weakref.ref, arrays))
 
@@ -134,15 +134,15 @@ def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
         try:
             calls()
             if kind.is_gpu:
-                clear_all()  # which waits for the launch that reads a DLPack capsule's array
+                clear_all()  # waits for the launch that reads a DLPack capsule's array
             assert [ref() is None for ref in seen] == [True] * len(seen)
         finally:
             gc.enable()
 
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["planned", "again"])
-def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
-    """A signal handler may make a call while one of its own thread uses scratch memory."""
+def test_a_call_within_a_call_does_not_touch_the_outer_calls_memory(monkeypatch, is_cached):
+    """A signal handler may make a call while a call of its thread uses scratch memory."""
     empty_call_cache(monkeypatch)
     x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
     expected, expected_other = (call_uncached(cunorm.group_norm, array, 4) for array in (x, other))
@@ -170,7 +170,7 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
 # --- on GPUs --------------------------------------------------------------------------------------
 
 # The software GPU runs a stream's work late, when the host waits for it, and knows the device of
-# all memory. So a launch on a wrong stream or device shows.
+# all memory. These tests therefore find a launch on a wrong stream or device.
 
 
 def with_settings(**values):
@@ -179,7 +179,7 @@ def with_settings(**values):
 
 @pytest.mark.gpu
 @names
-def test_a_call_is_on_the_stream_that_is_current_then(name):
+def test_a_call_is_on_the_stream_that_is_current_at_the_call(name):
     import cupy
 
     call = call_of(name, kind="cupy")
@@ -213,7 +213,7 @@ def two_gpus():
 
 @pytest.mark.gpu
 @names
-def test_a_call_is_on_the_device_of_its_arrays_and_leaves_the_callers(name, two_gpus):
+def test_a_call_is_on_the_device_of_its_arrays_and_keeps_the_current_device(name, two_gpus):
     expected = fields(call_of(name).make())
     for device in (1, 0):
         with two_gpus.Device(device):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Repeated calls of all sorts, in any order, give the results of calls without caches.
 
-Most of a call is cached, keyed by its options and by the specs and alignment of its arrays. Here
-each call, valid or wrong, differs from an earlier one in a single way. At the end each is repeated
-with empty caches: errors must be the same, and results must have the same bits.
+Most of a call's work is cached under its options and the specs and alignment of its arrays. Here
+each call, valid or wrong, differs from an earlier call in a single way. At the end each call is
+repeated with empty caches: errors must be the same, and results must have the same bits.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ OPTIONS = {
     "center": [True, 1],
 }
 NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [False, True, 0]}
-SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # shapes fit these
+SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # fit shapes
 INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
 OPERANDS = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
-SLOT = 1 << 13  # bytes of memory for each of them
+SLOT = 1 << 13  # bytes of memory for each operand
 
 
 def change_one(spec, kinds, rng):
@@ -98,7 +98,7 @@ def view(memory, spec, key, shape):
 
 
 def make(spec, memory):
-    """Make a call; return its error, or a description of its results, these, and the memory."""
+    """Make a call; return its error or a description of the results, results, and memory."""
     sizes = {k: v for k, v in spec["options"].items() if v in SIZES.get(k, ()) and type(v) is int}
     call = call_of(spec["name"], spec["shape"], **sizes)
     memory[...] = 0
@@ -129,7 +129,7 @@ def make(spec, memory):
 
 
 def check_calls(specs, kinds, steps):
-    """Make calls that each differ from an earlier one in one thing, then each without caches."""
+    """Make calls that each differ from an earlier call in one thing; repeat each without caches."""
     if "cupy" in kinds:
         import cupy
 
@@ -153,7 +153,7 @@ def check_calls(specs, kinds, steps):
 
 
 def first_calls(names, kind):
-    """Yield the specs of the first calls; their 1.0 equals True, a wrong value of later ones."""
+    """Yield the specs of first calls; the 1.0 in them equals True, a wrong value in later calls."""
     rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
         options = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
@@ -172,7 +172,7 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
         pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
     ],
 )
-def test_repeated_calls_are_as_first_calls(names, kinds, steps):
+def test_repeated_calls_give_the_results_of_first_calls(names, kinds, steps):
     """On a GPU a misaligned access is an error too."""
     check_calls(list(first_calls(names, kinds[0])), kinds, steps)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A new number of rows of contiguous arrays makes no plan, and gives what its own plan gives."""
+"""Contiguous arrays with a new number of rows use the plan of other rows, with the same results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ every_norm = pytest.mark.parametrize("name", NORMS)
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Return a list that gets the shape of x in each call that is planned; it begins with none."""
+    """Clear cached calls; return a list that gets the shape of x in each planned call."""
     shapes, plan = [], _dispatch._planned
     monkeypatch.setattr(
         _dispatch,
@@ -53,7 +53,7 @@ def planned(monkeypatch):
 
 
 def kinds_of_arrays():
-    """Return the kinds, CuPy where there is a GPU or the software GPU."""
+    """Return the kinds of arrays, with CuPy if there is a GPU or the software GPU."""
     return ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)]
 
 
@@ -76,7 +76,7 @@ def test_a_new_number_of_rows_is_not_planned_and_has_the_results_of_its_own_plan
 
 
 @pytest.mark.parametrize("kind", kinds_of_arrays())
-def test_several_leading_axes_and_groups_and_axes_of_a_row(kind, planned):
+def test_leading_axes_groups_and_row_axes_give_the_results_of_their_own_plan(kind, planned):
     for options, width in (({"groups": 3}, 72), ({"axis": -2}, 24)):
         for shape in ((5, 7, 3, width), (2, 9, 3, width), (1, 40, 3, width), (4, 1, 3, width)):
             call = call_of("l2_norm_forward", shape, kind, **options)
@@ -84,7 +84,7 @@ def test_several_leading_axes_and_groups_and_axes_of_a_row(kind, planned):
 
 
 @every_norm
-def test_given_outputs_are_written_and_may_be_exactly_what_they_may_be(name, planned):
+def test_given_outputs_are_written_for_a_new_number_of_rows(name, planned):
     call_of(name, (40, 72)).run()
     call = call_of(name, (50, 72))
     for parts in call.parts():
@@ -129,8 +129,8 @@ def test_a_cpu_has_the_blocks_and_the_workspace_of_each_number_of_rows(planned, 
 # --- what does not fit ----------------------------------------------------------------------------
 
 
-def test_what_a_call_of_any_rows_depends_on_makes_another_plan(planned):
-    """Wrong arrays are errors as ever, where a right call of other rows was planned before."""
+def test_other_dtypes_make_another_plan_and_wrong_shapes_are_refused(planned):
+    """Wrong arrays are errors, also if a valid call with other rows was planned before."""
     call_of("layer_norm_backward", (40, 72)).make()
     call = call_of("layer_norm_backward", (41, 72))
     for key, array in call.arrays.items():
@@ -143,8 +143,8 @@ def test_what_a_call_of_any_rows_depends_on_makes_another_plan(planned):
     assert_same(call.make(**in_float64), call_uncached(lambda: call.make(**in_float64)))
 
 
-def test_a_square_array_has_no_parameter_that_is_taken_for_a_statistic(planned):
-    """Of x of 72 by 72, weight and rstd have one shape; of 40 by 72 they have not."""
+def test_with_a_square_x_no_parameter_is_mistaken_for_a_statistic(planned):
+    """If x is 72 by 72, weight and rstd have the same shape; if x is 40 by 72, they do not."""
     for rows in (72, 40, 72, 41):
         call = call_of("layer_norm_forward", (rows, 72))
         found = call.make()
@@ -185,7 +185,7 @@ def test_misaligned_rows_have_a_plan_of_their_own(planned):
 
 
 @pytest.mark.parametrize("why", ["no compiler", "no output is wanted", "a copy is read"])
-def test_calls_that_give_no_other_rows_are_not_kept_for_them(why, planned, monkeypatch):
+def test_calls_that_cannot_serve_other_rows_are_not_kept_for_other_rows(why, planned, monkeypatch):
     kept = []
     monkeypatch.setattr(_dispatch, "rows_entry", lru_cache()(lambda *key: kept))
     if why == "no compiler":
@@ -219,7 +219,7 @@ MACHINES = [one for limits in map(limits_of, ARCHITECTURES) for one in (*CPUS, l
 
 @pytest.mark.parametrize("op", [ROW_FORWARD, ROW_BACKWARD], ids=lambda op: op.name)
 @pytest.mark.parametrize("seed", range(3))
-def test_what_other_rows_change_is_what_their_own_plan_has(op, seed):
+def test_a_plan_changed_to_other_rows_equals_the_plan_of_those_rows(op, seed):
     rng = random.Random(f"{op.name} {seed}")
     same, other = 0, 0
     for number in range(84):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`workspace=`: memory that a call uses; workspace_size bytes are exactly enough."""
+"""A call uses the memory of its `workspace`, and workspace_size bytes are exactly enough."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from tests.support.calls import (
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
-# Few rows and many, whole and in groups; group norms whose samples cores share, and others.
+# Few and many rows, whole and in groups; group norms whose samples cores share, and other group
+# norms.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
 
 
 def calls_of(name, kind="numpy"):
     sizes = OF_IMAGES if name in GROUP_NORMS else [(*size, -1) for size in OF_ROWS]
-    for shape, groups, axis in sizes[: 2 if kind == "cupy" else None]:  # which is interpreted
+    for shape, groups, axis in sizes[: 2 if kind == "cupy" else None]:  # CuPy is slow
         yield call_of(name, shape, kind, groups=groups, num_groups=groups, channel_axis=axis)
 
 
@@ -43,7 +44,7 @@ def size_of(call, **more):
 
 
 def guarded(kind, size, fill=0xFF):
-    """Return an aligned array of so many bytes, by default NaN, and all the memory around it."""
+    """Return an aligned array of `size` bytes, by default NaNs, and the memory that contains it."""
     memory = np.full(size + 256, fill, np.uint8)
     start = 64 - memory.ctypes.data % 64 if kind == "numpy" else 64
     memory = to(kind, memory)
@@ -51,7 +52,7 @@ def guarded(kind, size, fill=0xFF):
 
 
 def check_enough(call, size, **options):
-    """Check that so many bytes are enough, none around them is written, and fewer are refused."""
+    """Check that `size` bytes are enough, no byte around them is written, and fewer are refused."""
     expected = {field: host(array) for field, array in fields(call.make(**options)).items()}
     for fill in (0xFF, 0x7F):
         workspace, memory = guarded(call.kind, size, fill)
@@ -84,7 +85,7 @@ def test_exactly_as_many_bytes_as_documented_are_enough(name, kind):
 
 @pytest.mark.parametrize("needs", [("weight",), ("bias",), ("x",)], ids=",".join)
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
-def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
+def test_the_size_for_a_backward_is_that_for_its_needs(name, needs):
     """A group norm's dweight needs the sums for dbias too."""
     of_both = {"needs": ("weight", "bias")}
     makes_both = name == "group_norm_backward" and needs == ("weight",)
@@ -95,7 +96,7 @@ def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
 
 
 def test_dx_of_float64_makes_the_sums_float64():
-    """So do `out.dx` of float64, and x."""
+    """A float64 `out.dx` or x has the same effect."""
     call = call_of("layer_norm_backward", (9, 40))
     size = size_of(call, x_dtype="float64")
     for dtype, times in (("float16", 1), ("bfloat16", 1), ("float32", 1), ("float64", 2)):
@@ -108,8 +109,8 @@ def test_dx_of_float64_makes_the_sums_float64():
 
 @devices
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320)])
-def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_others(shape, kind):
-    """On a CPU the size is the same for all. Nothing is launched: a result overlaps an input."""
+def test_a_group_norms_size_is_enough_for_any_activation_and_other_dtypes(shape, kind):
+    """On a CPU all sizes are equal. Nothing is launched, because a result overlaps an input."""
     choices = [*product(("bfloat16", "float64"), (-1, 1))]
     # On a GPU each dtype once: many kernels are compiled before the overlap is found.
     for dtype, axis in choices if kind == "numpy" else choices[::3]:
@@ -130,7 +131,7 @@ def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_other
                     getattr(cunorm, op)(x=given, **rest[op], **more)
 
 
-def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
+def test_with_many_rows_the_size_grows_less_than_x():
     """The size depends on the device's parallelism, not on the size of x."""
     x, weight = np.empty((1_000_000, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     sizes = [cunorm.workspace_size("rms_norm_backward", x[:n], weight) for n in (1, 1000, 100_000)]
@@ -177,7 +178,7 @@ def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_a_result_is_not_made_like_a_workspace_of_as_many_bytes(kind):
+def test_a_result_is_not_allocated_like_a_workspace_of_equal_size(kind):
     """A row of 64 in float16 has 128 bytes, like a workspace of 128 uint8 or 16 float64."""
     if kind == "torch":
         pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -2,8 +2,8 @@
 """The activations of kernels_cu/activations.cuh, as compiled for the CPU and for a GPU.
 
 "vector" is the CPU build's code. "scalar" is a GPU's code, with functions of the C library in place
-of CUDA's and of its one PTX instruction. "approximate" is the same for 16-bit results; there silu
-has no derivative at infinity.
+of CUDA's and of its one PTX instruction. "approximate" is a GPU's code for 16-bit results, in which
+silu has no derivative at infinity.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ pytestmark = needs_a_compiler
 NAMES = sorted({*ACTIVATIONS.values()})
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
-# Both results of one call, and each alone.
+# Loops for both results of one call, and for each result alone.
 LOOPS = """
 #include "activations.cuh"
 #ifdef SCALAR

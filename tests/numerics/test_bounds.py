@@ -32,7 +32,7 @@ def row(dtype="float32", mean=0.0, **options):
 
 
 def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
-    """Return the same of a group norm; the first channel has another weight and bias."""
+    """Return expected results of a group norm; channel 0 has another weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
-def test_the_exact_results_rounded_once_are_held_and_an_error_in_any_element_is_seen(make, options):
+def test_exact_results_rounded_once_pass_and_an_error_in_any_element_fails(make, options):
     dtype = DTYPES[options.get("dtype", "float32")]
     offset = 0.02 if dtype.itemsize == 2 else 3e-5
     for expected in make(**options):
@@ -138,7 +138,7 @@ def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, co
 # --- bounds of small and of exact results ---------------------------------------------------------
 
 
-def test_each_group_is_held_to_its_own_size_and_a_tail_to_its_own():
+def test_the_bounds_of_each_group_and_of_a_tail_are_relative_to_their_own_sizes():
     x, weight = draw("x", SHAPE, "float32"), np.ones(SHAPE[1], np.float32)
     weight[:128] = 1e-4
     bound = expected_forward(x, weight, None, eps=1e-6, groups=2).bound("y", "float32")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The CPU build converts exactly, or to nearest even, in vectors of any width and one by one.
 
-Single conversions are those of the stand-ins for cuda_fp16.h and cuda_bf16.h, which round as CUDA
-does.
+The stand-ins for cuda_fp16.h and cuda_bf16.h make single conversions, and round as CUDA does.
 """
 
 import re
@@ -107,7 +106,7 @@ def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, 
     bits = nearest_even(narrow, values)
     one_by_one = convert(f"one_store_{stored}_{compute}", values, np.uint16)
     np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, with CUDA's bits
-    # In any order: an instruction may serve a whole vector only if it has no subnormal.
+    # Orders differ, because an instruction may serve a whole vector only if it has no subnormal.
     for order in (np.arange(len(values)), rng.permutation(len(values))):
         expected = bits[order].view(DTYPES[narrow])
         for function in ("store", "store_all"):

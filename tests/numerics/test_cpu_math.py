@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU build's exp, tanh, erfc and logistic function are accurate to 3 ulp, for any vectors.
+"""The CPU build's exp, tanh, erfc and logistic function are accurate to 3 ulp in all vectors.
 
 `pytest -m exhaustive tests/numerics/test_cpu_math.py` tries every float.
 """
@@ -42,7 +42,7 @@ template <class V>
 V complement(V v) { return logistic(v).complement; }
 }
 """
-# exp_float and so on; and their errors in ulps, against the C library's wider type.
+# Loops named exp_float and so on, and loops for errors in ulps against a wider type.
 LOOPS = f"""{MATH}
 #define LOOPS(F, C)                                               \\
   extern "C" void F##_##C(const C* in, C* out, long long count) {{ \\
@@ -92,7 +92,7 @@ def native(tmp_path_factory):
 
 
 def assert_accurate(run, function, kind, values):
-    """Assert that all results are within ULPS, but where sigmoid or 1 - sigmoid vanishes."""
+    """Assert that results are within ULPS, except where sigmoid or 1 - sigmoid underflows."""
     if function in ("sigmoid", "complement"):
         end = -np.log(np.finfo(values.dtype).tiny) - 0.4
         values = np.where(abs(values) > end, values.dtype.type(0), values)
@@ -116,7 +116,7 @@ def doubles():
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_floats_and_doubles_are_within_their_bounds(native, function):
     assert_accurate(native, function, "float", floats_of(0, 1 << 32, 1009))
-    if np.finfo(np.longdouble).nmant >= 60:  # else the C library has no type wider than double
+    if np.finfo(np.longdouble).nmant >= 60:  # the C library has a wider type
         assert_accurate(native, function, "double", doubles())
 
 

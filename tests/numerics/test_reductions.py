@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The maximum of a row: threads, blocks and clusters reduce by other operations than sums, too."""
+"""The maximum of a row: threads, blocks and clusters reduce by operations other than sums, too."""
 
 from __future__ import annotations
 

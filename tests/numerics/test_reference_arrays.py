@@ -40,7 +40,7 @@ def test_strides_do_not_matter(layout):
                 np.testing.assert_array_equal(field, right)
 
 
-def test_no_operand_is_modified_and_no_result_is_a_view_of_one_or_of_another():
+def test_no_operand_is_modified_and_no_result_is_a_view():
     a = operands((2, 1, 1))  # read-only
     before = {name: array.copy() for name, array in vars(a).items()}
     options = {"center": True, "round_before_weight": True, "weight_offset": 1.0}
@@ -97,7 +97,7 @@ def test_a_group_norm_of_one_position_is_a_layer_norm_of_groups(groups):
 
 @pytest.mark.parametrize("value", [1 / 3, 1e4 + 0.1, -1e-9])
 @pytest.mark.parametrize("width", [1, 3, 1000])
-def test_what_is_constant_is_exactly_bias(width, value):
+def test_constant_rows_and_groups_give_exactly_bias(width, value):
     bias = operands((width,)).x
     y = reference.layer_norm(np.full((2, width), value), np.full(width, 2.0), bias)
     np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
@@ -106,7 +106,7 @@ def test_what_is_constant_is_exactly_bias(width, value):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_poisons_its_own_group_only(value):
+def test_numbers_that_are_not_finite_affect_only_their_own_group(value):
     clean, a = operands((3, 8)), operands((3, 8))
     a.x = a.x.copy()
     a.x[2, 5] = value  # the second of two groups
@@ -122,7 +122,7 @@ def test_what_is_not_finite_poisons_its_own_group_only(value):
         np.testing.assert_array_equal(f.y[~poisoned], right.y[~poisoned])
         np.testing.assert_array_equal(np.isnan(grads.dx), poisoned)
         np.testing.assert_array_equal(np.isnan(grads.dweight), channels)
-    np.testing.assert_array_equal(np.isnan(grads.dbias), channels)  # phi' sees x
+    np.testing.assert_array_equal(np.isnan(grads.dbias), channels)  # phi' depends on x
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])

@@ -37,7 +37,7 @@ def test_float64_is_rounded_once_to_bfloat16():
 
 @pytest.mark.parametrize(("x_dtype", "expected"), [(np.float32, 1.0), (np.float64, 1 + 2.0**-10)])
 def test_the_sum_is_float32_unless_an_operand_is_float64(x_dtype, expected):
-    # Above a tie of float16 by less than float32 can resolve.
+    # The sum exceeds a tie of float16 by less than float32 can resolve.
     x = np.array([[2.0**-11 + 2.0**-34]], x_dtype)
     result = reference.normalize_forward(x, residual=np.ones((1, 1), np.float16))
     assert result.residual.astype(np.float64) == expected
@@ -73,7 +73,7 @@ def test_rounding_before_weight_is_to_the_dtype_of_x_and_not_of_the_stream(dtype
         np.testing.assert_array_equal(f.y, expected)
 
 
-def test_the_backward_rounds_to_x_dtype_what_dweight_and_dgate_have_and_nothing_else():
+def test_the_backward_rounds_to_x_dtype_only_in_dweight_and_dgate():
     a = operands()
     gated = {"gate": a.gate, "gate_activation": "identity"}
     f, given = reference.normalize_forward(a.x, a.weight, a.bias), (a.dy, a.x, a.weight, a.bias)
@@ -99,7 +99,7 @@ def test_an_offset_is_added_to_weight_in_float64():
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
-def test_the_backward_takes_the_rounding_of_the_mean_out(activation):
+def test_the_backward_corrects_the_rounding_of_the_mean(activation):
     a = operands((5, 64))
     x = a.x + 1e4
     f, g = reference.layer_norm_forward(x), reference.group_norm_forward(x, 1)
@@ -130,7 +130,7 @@ def test_l2_norm_adds_eps_to_the_sum_of_squares(groups):
 def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
     theirs = inspect.signature(getattr(cunorm, name)).parameters
     ours = inspect.signature(getattr(reference, name)).parameters
-    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # required by its layer norm
+    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # a layer norm requires it
         assert ours[parameter].default == theirs[parameter].default
     positional = [
         [p.name for p in f.values() if p.kind is p.POSITIONAL_OR_KEYWORD] for f in (ours, theirs)
@@ -163,7 +163,7 @@ def test_named_norms_pass_every_option_on(name):
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_a_backward_gives_the_gradients_requested_of_operands_that_are_there(position):
+def test_a_backward_gives_the_requested_gradients_of_present_operands(position):
     a, options = operands(), {"gate_position": position, "center": True, "groups": 2}
     whole = row_norm(a, GATED, **options)[1], group_norm(a, 2, activation="silu")[1]
     for needs in [(), ("x",), ("weight", "gate"), ("bias",), ("x", "bias")]:

@@ -25,7 +25,7 @@ from tests.support.ulps import assert_within
 
 
 def in_decimals(x, weight, bias, dy, eps, center):
-    """Return the results of one row in 60 digits; dweight are its summands."""
+    """Return the results of one row in 60 digits; `dweight` has the summands of dweight."""
     with localcontext() as context:
         context.prec = 60
         x, weight, bias, dy = ([Decimal(float(v)) for v in row] for row in (x, weight, bias, dy))

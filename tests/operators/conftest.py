@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The devices of the operators' tests, for which every build compiles with all options."""
+"""Devices for the tests of operators; every build must compile with all options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.internals import _compiler
 
 @pytest.fixture(autouse=True)
 def _compiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a text does not compile with all options for this machine; fewer would hide that."""
+    """Fail if a build needs a second compile with fewer options, which cunorm would make."""
     probe = _compiler.probe
 
     def probe_and_compare(*given: Any) -> None:
@@ -33,5 +33,5 @@ def device(request: Any) -> Any:
 
 @pytest.fixture(params=[CPU, *GPUS])
 def anywhere(request: Any) -> Any:
-    """Return one of these, or a GPU with PyTorch tensors or JAX arrays."""
+    """Return the CPU, or a GPU with CuPy arrays, PyTorch tensors or JAX arrays."""
     return request.param()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of a row, a group or a sample depend on it alone, bit for bit.
+"""The results of a row, a group or a sample depend on its own data alone, bit for bit.
 
 They do not depend on other rows, alignment, strides, threads or the run. Parameter gradients also
 depend on shapes.
@@ -33,8 +33,8 @@ NORMS = {
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
-# Width and groups of rows; positions, channels and groups of group norms: samples that the cores
-# of a CPU share or not, several at a time, chunks, whole lines, packs of lines.
+# Width and groups of rows. Positions, channels and groups of group norms: cores of a CPU share some
+# samples, and take others whole, in chunks, in lines or in packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
@@ -56,7 +56,7 @@ def sizes(name, is_gpu=False):
 
 
 def few(size):
-    """Return a number of rows or samples whose plan differs from that of a single one."""
+    """Return a number of rows or samples whose plan differs from that of one row or sample."""
     elements = size[0] * size[1]
     return 37 if elements < 4000 else 20 if elements < 15_000 else 5
 
@@ -93,7 +93,7 @@ def test_results_ignore_the_order_number_and_position_of_rows(device, name):
     for size in sizes(name, device.is_gpu):
         count = 5 if device.is_gpu else few(size)
         expected = run(name, size, count, device)
-        assert_same(run(name, size, count, device), expected)  # the same again
+        assert_same(run(name, size, count, device), expected)  # a second run
         order = np.random.default_rng(0).permutation(count)
         choices = [order, order[:1]]
         choices += [] if device.is_gpu or len(size) > 2 else [np.tile(order, 9)]
@@ -114,7 +114,7 @@ def test_results_ignore_alignment_strides_and_being_in_place(device, name):
                 assert_same(run(name, size, count, device, **more), expected)
 
 
-def test_a_groups_results_are_those_of_it_alone(device):
+def test_a_groups_results_depend_only_on_the_group(device):
     for width in (129,) if device.is_gpu else (33, 129, 1000, 5003):
         arrays = [draw(name, (9, 3 * width), "float16") for name in ("x", "dy", "gate")]
         arrays += [draw(name, 3 * width, "float16") for name in ("weight", "bias")]
@@ -155,17 +155,17 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
                 assert_same(run(name, tuple(size), count), expected)
 
 
-# Calls that move more than 64 MiB: their build stores differently from that of a few rows.
+# These calls move more than 64 MiB, and their builds store past the caches.
 LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 20, "float32")}
 
 
 @pytest.mark.compiled("O3")
 @pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is stored past caches")
 @pytest.mark.parametrize("kind", LARGE)
-def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(kind, monkeypatch):
+def test_large_results_stored_past_the_caches_have_the_same_bits(kind, monkeypatch):
     shape, count, part, dtype = LARGE[kind]
     x, dy = (draw(n, (part, *shape), dtype) for n in ("x", "dy"))
-    x[1].flat[5], dy[2] = np.nan, 0  # NaN and zeros are rounded to 16 bits in a place of their own
+    x[1].flat[5], dy[2] = np.nan, 0  # other code rounds NaN and zeros to 16 bits
     x, dy = (np.resize(array, (count, *shape)) for array in (x, dy))
     with_empty_caches(monkeypatch)
 
@@ -190,7 +190,7 @@ def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(kind, mo
     assert not all(are_large)
     assert_same_fields(few, type(few)(*(a if a is None else a[:part] for a in whole)))
     assert_same_bits(few_dx, dx[:part])
-    for address in (0, 32, 16, 8, x.itemsize):  # one that 16 does not divide allows no such store
+    for address in (0, 32, 16, 8, x.itemsize):  # past the caches only if 16 divides it
         out = np.empty(x.nbytes + 128, np.uint8)
         out = out[(address - out.ctypes.data) % 64 :][: x.nbytes].view(x.dtype).reshape(x.shape)
         assert_same_bits(y_in(out), whole.y)

@@ -16,9 +16,9 @@ from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import at
 
-# A pack has 64 elements: most rows end within one, and groups begin there.
+# A pack has 64 elements. Most rows end within a pack, and most groups begin within one.
 WIDTHS = (1, 33, 128, 1003)
-# Samples, positions, channels, groups: one launch makes all passes; the last have several tiles.
+# Samples, positions, channels, groups. One launch makes all passes. The last have several tiles.
 SIZES = [
     (1, (2,), 3, 1),
     (20, (31,), 40, 8),
@@ -57,7 +57,7 @@ def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kernel", FACTORS)
-def test_other_choices_in_pairs_that_are_drawn_are_within_their_bounds(kernel, seed):
+def test_drawn_pairs_of_choices_are_within_their_bounds(kernel, seed):
     for case in builds(kernel, seed):
         with at(label(case)):
             check(kernel, case)

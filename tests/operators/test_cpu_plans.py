@@ -31,8 +31,8 @@ from tests.support.placed import Samples
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 MANY = 16  # rows, too many to be shared
-# Columns of the first part of a centred forward's rows, and of any other. The last part is complete
-# or has one column; or all its chunks are whole packs, so that the cut pack is a part of its own.
+# Columns of the first part of a centred forward's rows, and of any other part. The last part is
+# complete, or has one column, or has whole packs, so that the cut pack is a part of its own.
 FIRST, PART = 112 * 64, 128 * 64
 OTHER_WIDTHS = (3 * PART, 2 * PART + 1, 2 * PART + 116 * 64 + 1)
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 116 * 64 + 1, *OTHER_WIDTHS)
@@ -52,7 +52,7 @@ def nothing_loaded(monkeypatch):
 
 
 def forward(name, rows, width, **more):
-    """Return a call on rows whose first columns have another mean, and the last more weight."""
+    """Return a call on rows whose first columns have another mean, and whose last are larger."""
     case = CASES[name] | {"shape": (1, 1, rows, width)} | more
     call = call_of("row_norm_forward", case, OnNumpy())
     x = call.inputs["x"].host
@@ -74,7 +74,7 @@ def is_shared():
 def test_a_long_row_alone_gives_the_bits_that_it_gives_among_many(name):
     for width in WIDTHS:
         among_many = forward(name, MANY, width).run()
-        assert is_shared() == (width != WIDTHS[0])  # builds of the former widths
+        assert is_shared() == (width != WIDTHS[0])  # by builds of earlier widths
         for picked in ([0], [2, 0, 1]):
             alone = forward(name, MANY, width, picked=picked).run()
             for field, array in alone._asdict().items():
@@ -113,7 +113,7 @@ def test_the_gradients_of_shared_rows_are_right_and_may_be_written_over_their_in
     assert_same_fields(backward(name, 3, WIDTHS[1], in_place="dy").run(), expected)
 
 
-def test_a_gradient_of_shared_rows_alone_is_that_among_others():
+def test_a_gradient_of_shared_rows_is_the_same_alone_and_among_others():
     name = "centred, a gate after, a stream"
     expected = backward(name, 2, WIDTHS[1]).run()
     for need in ("weight", "gate"):
@@ -189,14 +189,14 @@ def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path, center):
 
 # --- kept rows ------------------------------------------------------------------------------------
 
-# Rows that both directions keep, that a forward keeps (in float32 up to 2 ** 15), that none keeps.
+# Rows that both directions keep, that only a forward keeps, and that neither direction keeps.
 KEPT_WIDTHS = (1000, (1 << 14) + 1, (1 << 15) + 1)
 
 
 def results(position):
     """Yield the results of both directions for each width."""
     case = dict.fromkeys(("x", "dy", "weight", "gate"), "bfloat16") | {"gate_position": position}
-    for width in KEPT_WIDTHS:  # 17 rows: the last ones are fewer than are taken at once
+    for width in KEPT_WIDTHS:  # 17 rows do not fill groups of rows that are read at once
         for direction in ("forward", "backward"):
             sized = case | {"bias": None, "shape": (1, 1, 17, width)}
             yield call_of(f"row_norm_{direction}", sized, OnNumpy()).run()
@@ -210,7 +210,7 @@ def keeping(direction):
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_results_do_not_show_what_is_kept(position, monkeypatch):
+def test_results_do_not_depend_on_kept_values(position, monkeypatch):
     kept = list(results(position))
     assert keeping("backward") == {True, False}
     assert keeping("forward") == ({True, False} if position == "pre" else {False})
@@ -229,8 +229,8 @@ def test_rows_of_float64_sums_are_not_kept():
 
 # --- kept activations of groups -------------------------------------------------------------------
 
-# Samples, positions, channels, groups, whether channels are last in memory: of those whose cores
-# have samples or groups of their own, and that all cores share.
+# Samples, positions, channels, groups, whether channels are last in memory. In the first list,
+# cores have samples or groups of their own; in the second list, all cores share samples.
 KEPT_GROUPS = [(20, (31,), 40, 8, True), (4, (600,), 16, 4, False), (1, (33,), 15, 5, False)]
 HANDED_GROUPS = [(1, (700,), 72, 4, True), (3, (301,), 128, 2, True), (1, (4900,), 8, 2, False)]
 
@@ -245,7 +245,7 @@ def group_calls(sizes):
     ("macro", "bound", "sizes"),
     [("KEPT_H", "_CPU_KEPT_H", KEPT_GROUPS), ("HANDED_H", "_CPU_HANDED_H", HANDED_GROUPS)],
 )
-def test_gradients_of_groups_do_not_show_what_is_kept(macro, bound, sizes, monkeypatch):
+def test_gradients_of_groups_do_not_depend_on_kept_values(macro, bound, sizes, monkeypatch):
     kept = [call.check() for call in group_calls(sizes)]
     assert loaded_builds(macro) == loaded_builds("CHANNELS_LAST")
     monkeypatch.setattr(_group_plan, bound, 0)

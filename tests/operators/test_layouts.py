@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Arrays are read in their memory layout, without a copy, and results have the layout of x.
 
-Rows are part of a fused projection, have any strides, or are one row for all; the channels of a
+Rows are part of a fused projection, have any strides, or are one expanded row; the channels of a
 group norm are last or first. Layouts that kernels cannot read are copied once.
 """
 
@@ -116,7 +116,7 @@ FITTING = {
     "one channel for all": (1, "first", (4, 1, 7), lambda a: np.broadcast_to(a, (4, 10, 7))),
     "samples between": (1, "first", (10, 4, 7), lambda a: a.transpose(1, 0, 2)),
 }
-COPIED = {  # to the nearer layout
+COPIED = {  # to the nearest layout
     "every other channel, last": (-1, "last", (4, 7, 20), lambda a: a[..., ::2]),
     "columns of an image": (-1, "last", (4, 5, 6, 10), lambda a: a[:, :, 1:4]),
     "channels in the midst": (-1, "first", (4, 5, 10, 3), lambda a: a.transpose(0, 1, 3, 2)),
@@ -139,7 +139,7 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
             check(expected, *dense, GROUPS, axis)
             copied.clear()
             results = get_all(on(), run(*views, GROUPS, axis, put=on().put))
-            assert len(copied) == (0 if kind in FITTING else 3)  # x, and both in the backward
+            assert len(copied) == (0 if kind in FITTING else 3)  # x; x and dy in the backward
             assert_same_fields(results, expected)
             assert strides(results.y) == strides(results.dx) == strides(dense[0])
             for name, array in drawn.items():

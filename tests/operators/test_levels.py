@@ -14,7 +14,7 @@ from tests.support.operands import assert_same_bits, at
 from tests.support.placed import Samples
 
 pytestmark = [
-    pytest.mark.compiled("O3"),  # these take most of its budget
+    pytest.mark.compiled("O3"),  # these tests need most of the budget
     pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
 ]
 

@@ -24,8 +24,8 @@ from tests.support.operands import (
 )
 
 all_norms = pytest.mark.parametrize("name", NORMS)
-# Dtypes, and widths on a GPU, which has a build for each. On a CPU `LONG` alone has rows that cores
-# share, which are builds of their own: test_cpu_plans.py has others.
+# Dtypes, and the width on a GPU, where each width is a build. On a CPU only `LONG` has rows that
+# cores share, because such rows are another build, which test_cpu_plans.py tests.
 LONG = "layer_norm"
 CASES = [
     ("rms_norm", "float32", 4096),
@@ -81,7 +81,7 @@ def check_named(on, name, dtype, shape, groups=1):
 
 
 @pytest.mark.parametrize(("name", "dtype", "gpu_width"), CASES)
-def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtype, gpu_width):
+def test_all_functions_of_a_named_norm_are_within_their_bounds(anywhere, name, dtype, gpu_width):
     widths = [width for width in WIDTHS if width < 16384 or name == LONG]
     for width in (gpu_width,) if anywhere.is_gpu else widths:
         rows = min(row_count(width), max(3, 20_000 // width))
@@ -167,8 +167,8 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
 # --- group norms ----------------------------------------------------------------------------------
 
 AXES = {"last": -1, "first": 1}  # of the channels, by their place in memory
-# Samples, positions, channels, groups: a block of a GPU has whole groups, or not; lines of any
-# alignment; samples that the cores of a CPU share.
+# Samples, positions, channels, groups. A block of a GPU has whole groups or parts of a group; lines
+# have any alignment; cores of a CPU share some samples.
 SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
 HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
 

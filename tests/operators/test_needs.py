@@ -15,7 +15,7 @@ from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
 EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
-# The inputs of each gradient of a group norm, and further ones with an activation.
+# The inputs of each gradient of a group norm, and further inputs with an activation.
 GROUP_INPUTS_OF = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
@@ -27,7 +27,7 @@ CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
-    """Return a call of a group norm of a kind, or of a row norm; `kind` is its gate's position."""
+    """Return a call of a group norm of a kind, or of a row norm whose gate's position is `kind`."""
     if kind in GROUP_NORMS:
         positions, activation = GROUP_NORMS[kind]
         case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}
@@ -45,8 +45,8 @@ def inputs_of(kind, needs):
 
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
-def test_gradients_requested_are_those_among_all_and_need_nothing_else(kind, needs):
-    """Inputs that no requested gradient depends on are NaN: reading one would show.
+def test_requested_gradients_equal_those_of_all_and_need_no_other_inputs(kind, needs):
+    """Inputs that no requested gradient depends on are NaN, so that a read shows.
 
     Conversely, NaN in an input of a gradient shows in the gradient.
     """

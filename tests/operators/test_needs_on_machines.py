@@ -21,8 +21,8 @@ from tests.support.placed import Samples
 
 pytestmark = needs_a_compiler
 
-# Several rows of several packs, the last of them cut; groups whose h a thread keeps, and larger
-# samples, of which h is handed on in memory.
+# Widths of several packs, of which the last is cut. Groups whose h a thread keeps, and larger
+# samples, whose h is in memory between passes.
 WIDTHS = (3, 300)
 SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
 
@@ -46,7 +46,7 @@ def test_gradients_of_a_gate_alone_and_of_a_weight_with_it_are_not_old_memory(ma
         check("row_norm_backward", size_case | {"needs": needs, "machine": machine})
 
 
-# --- all of them ----------------------------------------------------------------------------------
+# --- all subsets ----------------------------------------------------------------------------------
 
 _ALL = {"x": tuple(DTYPES), "machine": machines()}
 OF_ROWS = {"gate_position": ("post", "pre"), "gate_activation": ACTIVATIONS, **_ALL}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms of published models, written out in PyTorch as there, and their gradients.
+"""The norms of published models, written in PyTorch as in their source, and their gradients.
 
 A formula in float64 is as accurate as the oracle, so both agree to some ulps of float64, and the
 kernels are within their bounds of both. A formula in the models' own dtypes gives the same bits as
@@ -92,7 +92,7 @@ def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name):
 
 
 def agree(oracle, exact):
-    """Check the oracle against torch: some roundings of float64, of terms that may cancel."""
+    """Check the oracle against torch, to some roundings of float64 in terms that may cancel."""
     scale = abs(oracle).max()
     np.testing.assert_allclose(oracle, exact.numpy(), rtol=1e-12, atol=1e-14 * scale)
 
@@ -117,8 +117,8 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
 
 
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
-def test_other_published_norms_are_their_references_to_the_bit(name):
-    """As above; the gate's activation, and the products with it and weight, add as much error."""
+def test_other_published_norms_equal_their_references_to_the_bit(name):
+    """The gate's activation, and the products with gate and weight, add to the 4 ulp of k * r."""
     formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))
@@ -129,7 +129,7 @@ def test_other_published_norms_are_their_references_to_the_bit(name):
 
 
 def far_from_ties(exact, dtype, distance):
-    """Return a mask of numbers that a relative change of at most `distance` rounds alike."""
+    """Return a mask of numbers that round alike after relative changes up to `distance`."""
     low, high = (reference.round_to(exact * (1 + by), dtype) for by in (-distance, distance))
     far = low == high
     assert np.count_nonzero(far) > 0.99 * far.size

@@ -105,7 +105,7 @@ def test_no_samples_give_empty_results_and_zero_parameter_gradients(device, shap
 
 
 @pytest.mark.parametrize("y_dtype", ["float16", "float64"])
-def test_dtype_is_that_of_y_alone(y_dtype):
+def test_dtype_is_the_dtype_of_y_and_of_no_other_result(y_dtype):
     x, weight = draw("x", (5, 40), "bfloat16"), optional("weight", 40, "float64")
     result = cunorm.rms_norm_forward(x, weight, dtype=y_dtype)
     assert result.y.dtype == DTYPES[y_dtype]
@@ -125,7 +125,7 @@ PROMOTED = {
 
 @pytest.mark.parametrize("weight", DTYPES)
 @pytest.mark.parametrize("x", DTYPES)
-def test_ys_dtype_is_that_of_x_or_with_rounding_what_x_and_weight_promote_to(x, weight):
+def test_ys_dtype_is_xs_or_with_rounding_the_promoted_dtype_of_x_and_weight(x, weight):
     given = draw("x", (0, 8), x), draw("weight", 8, weight)
     promoted = PROMOTED.get(frozenset((x, weight)), x)
     rounds = {"round_before_weight": True}

@@ -55,7 +55,7 @@ def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
 def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
-    """Sums are taken about the first channel; float64 sums have no wider type to spare digits."""
+    """Sums are taken about the first channel, and float64 sums have no wider type."""
     size = (2, positions, groups, channels // groups)
     x = np.random.default_rng(0).standard_normal(size) * 1e-3
     x[..., 0] += 1000
@@ -86,7 +86,7 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
     check_backward(grads, dy, x, ones, ones, center=True, eps=1e-5)
 
 
-def test_gradients_of_rows_that_are_taken_two_at_once_do_not_add_up_their_roundings():
+def test_gradients_of_rows_that_are_read_in_pairs_do_not_add_up_their_roundings():
     """A block has 256 of 8192 rows, in 16 runs of 16; 256 terms one by one would be 62 u off."""
     rows, width, term = 8192, 4100, np.float32(1.0868149)  # rows of more than 16 KiB
     dy, x = (np.broadcast_to(value, (rows, width)) for value in (term, np.float32(0)))
@@ -132,7 +132,7 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
 
 @pytest.mark.parametrize("far", [100.37, 1.0037e16])
 @pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 8), (1, 4096, 21 * 64)])
-def test_what_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
+def test_elements_that_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
     """The sampled elements' mean is as far from the rest as their deviation allows."""
     in_sample = np.arange(positions) % sampled < (1 if axis == -1 else 64)
     x = np.where(in_sample, np.float32(0), np.float32(far))
@@ -154,7 +154,7 @@ def test_a_length_beyond_float32_is_infinite_or_zero(device):
     check_scales_beyond_float32(lambda x, c: forward(x, c=c, eps=0.0))
 
 
-def test_the_backward_rounds_before_weight_what_the_forward_rounded(device):
+def test_the_backward_rounds_before_weight_like_the_forward(device):
     norm = (cunorm.normalize_forward, cunorm.normalize_backward)
     rows = 300 if device.is_gpu else 2000
     check_backward_rounds_what_the_forward_rounded(*(run_on(device, f) for f in norm), rows=rows)

@@ -35,7 +35,7 @@ def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
 
 @axes
 def test_a_constant_group_gives_the_activation_of_bias(device, axis):
-    """Bit for bit, for any constant: the rounded sum of some does not give their mean."""
+    """Bits are equal for any constant, though rounded sums of some constants miss their mean."""
     sizes = [(1, 10, 5), (31, 10, 1), (3007, 40, 4)]
     for positions, channels, groups in sizes[:2] if device.is_gpu else sizes:
         rng = np.random.default_rng(positions)
@@ -51,7 +51,7 @@ def test_a_constant_group_gives_the_activation_of_bias(device, axis):
 
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_constant_group_without_bias_gives_zeros(device, axis):
-    """Also with parts of different lengths."""
+    """The parts of a group have different lengths."""
     shape = (1, 1999, 24) if axis == -1 else (1, 24, 1999)
     for constant in (0.1, 1e4 + 1 / 3, -7e-5):
         x = device.put(np.full(shape, constant, np.float32))
@@ -62,7 +62,7 @@ def test_a_constant_group_without_bias_gives_zeros(device, axis):
 
 
 def test_a_row_or_group_of_one_element_has_a_gradient_of_rounded_products_alone(device):
-    """The mean of dr, or of weight * h, is that product itself; the other term is not rounded."""
+    """The mean of dr, or of weight * h, is the rounded product; the other term is not rounded."""
     x, dy, weight = (draw(name, (500, 1), "float32") for name in ("x", "dy", "weight"))
     saved = cunorm.layer_norm_forward(*map(device.put, (x, weight[0], weight[0])))
     given = [device.put(array) for array in (dy, x, weight[0], weight[0])]
@@ -122,7 +122,7 @@ def sizes(kernel, is_gpu):
     return [{"samples": Samples(3, (n,), *rest, *at)} for n, *rest in found for at in orders]
 
 
-# With eps 0 the squares must not vanish; else eps is all that counts.
+# With eps 0 the squares must not underflow; with a larger eps they may.
 IN_RANGE = {1e-30: 1e-5, 1e-16: 0.0, 1e-10: 0.0, 1e10: 1e-5, 1e16: 1e-5}
 
 
@@ -158,7 +158,7 @@ def test_one_large_element_overflows_as_all_do(device, large):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kernel", FACTORS)
-def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
+def test_numbers_that_are_not_finite_affect_only_their_row_or_group(device, kernel, value):
     field, operands = ("dx", ("x", "dy")) if "backward" in kernel else ("y", ("x",))
     for case in sizes(kernel, device.is_gpu):
         clean = groups_of(case, getattr(call_of(kernel, case, device).run(), field))
@@ -175,7 +175,7 @@ def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
 
 
 def test_a_mean_of_many_channels_is_exact_where_the_first_is_far_from_it():
-    """Also in float64, where sums of parts have no wider type."""
+    """Sums of float64 have no wider type."""
     samples = Samples(40, (), 350, 5)
     call = call_of("group_norm_forward", {"samples": samples, "x": "float64"}, OnNumpy())
     x = groups_of({"samples": samples}, call.inputs["x"].host)
@@ -185,7 +185,7 @@ def test_a_mean_of_many_channels_is_exact_where_the_first_is_far_from_it():
 
 @pytest.mark.parametrize("positions", [63, 64, 65])
 def test_an_infinite_weight_poisons_no_sum_beyond_the_sample(positions):
-    """Elements outside a pack are 0, and 0 times infinity would be NaN in the sums."""
+    """Elements that fill up a pack are 0, and 0 times infinity would be NaN in the sums."""
     x, dy = (draw(name, (1, 4, positions), "float32") for name in ("x", "dy"))
     weight, bias = np.float32([np.inf, 1, 1, 1]), np.ones(4, np.float32)
     options = {"channel_axis": 1, "activation": "silu"}

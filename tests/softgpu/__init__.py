@@ -23,7 +23,7 @@ NAMES = (
 
 
 def real_gpu() -> bool:
-    """Whether the NVIDIA driver has a device; call it before `load`."""
+    """Return whether the NVIDIA driver has a device; call this before `load`."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -52,12 +52,12 @@ def load() -> ctypes.CDLL:
 
 
 def is_loaded() -> bool:
-    """Whether `cupy` is the stand-in in this process."""
+    """Return whether `cupy` is the stand-in in this process."""
     return STANDIN in sys.path
 
 
 def subprocess_environment() -> dict[str, str]:
-    """Return environment variables by which another process uses this software GPU."""
+    """Return environment variables that make another process use this software GPU."""
     load()
     paths = [STANDIN, os.environ.get("PYTHONPATH", "")]
     names = ("SOFTGPU_LIBRARY", "SOFTGPU_NVRTC", "SOFTGPU_PTX")
@@ -73,7 +73,7 @@ def subprocess_environment() -> dict[str, str]:
 def settings(**values: object) -> Iterator[None]:
     """Change settings of the software GPU within the block; README.md lists them.
 
-    Work queued before runs with the former settings, work queued within with the new ones.
+    Work queued before the block runs with the former settings.
     """
     _finish()
     before = {}

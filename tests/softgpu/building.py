@@ -22,7 +22,7 @@ FLAGS = (
     *("-std=c++20", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
-# Sources that are compiled together, which is quicker, and their options: interpreter and decoder.
+# Sources that are compiled together, to save time, and the optimization level of each unit.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
     (
@@ -85,7 +85,7 @@ def folder() -> Path:
 def library() -> Path:
     """Return the path of the library of these sources; compile it if necessary.
 
-    Other processes wait for the one that compiles.
+    Other processes wait for the process that compiles.
     """
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]

@@ -14,7 +14,7 @@ from typing import Any
 
 from cunorm._backends import driver
 
-FREE = 1 << 28  # bytes; so few that small arrays rotate through few sets
+FREE = 1 << 28  # bytes; bench uses fewer sets of arrays where less is free
 
 
 def add_to(cupy: Any) -> None:
@@ -30,7 +30,7 @@ def add_to(cupy: Any) -> None:
     cupy.cuda.get_elapsed_time = lambda before, after: 1e3 * (after.seconds - before.seconds)
     pool = SimpleNamespace(free_all_blocks=lambda: None)
     cupy.get_default_memory_pool = lambda: pool
-    # The spinning kernel of bench reads a timer that the interpreter has not.
+    # The spinning kernel of bench reads a timer that the interpreter lacks.
     cupy.RawKernel = lambda code, name, *rest: (
         (lambda *arguments: None) if name == "spin" else raw_kernel(code, name, *rest)
     )
@@ -41,7 +41,7 @@ def _copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
 
 
 def _clocked(event: type) -> type:
-    """Return a class of events that know when they were recorded; work runs when it is queued."""
+    """Return a class of events that record the time at once, as work runs when it is queued."""
 
     class Event(event):  # type: ignore[misc]
         def record(self, stream: Any = None) -> None:

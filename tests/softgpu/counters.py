@@ -15,8 +15,8 @@ from . import load, settings
 class Range:
     """The accesses of a launch to one allocation, from address `begin` up to `end`.
 
-    Every access counts its own bytes, `distinct_*` each byte once. Sectors of 32 bytes are counted
-    for each access of a warp. Asynchronous copies are loads. Atomic operations load and store.
+    `loaded` and `stored` count the bytes of every access, `distinct_*` count each byte once.
+    A warp's access counts its 32-byte sectors. Asynchronous copies load; atomics load and store.
     """
 
     begin: int
@@ -33,7 +33,7 @@ class Range:
 class Shared:
     """Accesses of warps to shared memory, their wavefronts, and the wavefronts without conflicts.
 
-    A wavefront serves half a warp at 8 bytes a lane, and a quarter at 16.
+    A wavefront serves half a warp at 8 bytes a lane, and a quarter of a warp at 16 bytes.
     """
 
     accesses: int
@@ -76,14 +76,14 @@ class Launch:
     ranges: tuple[Range, ...]  # the accessed allocations
 
     def range_at(self, pointer: int) -> Range:
-        """Return the counts of the allocation at an address; zeros without accesses."""
+        """Return the counts of the allocation at an address; without accesses they are 0."""
         found = (one for one in self.ranges if one.begin <= pointer < one.end)
         return next(found, Range(pointer, pointer))
 
 
 @contextmanager
 def counting() -> Iterator[list[Launch]]:
-    """Yield a list that has the launches of the block after its end."""
+    """Yield a list; after the block, the list has the launches that ran in the block."""
     launches: list[Launch] = []
     load().softgpu_clear_launches()
     with settings(counters=True):

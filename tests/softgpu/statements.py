@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.softgpu.launching import cupy, launch
 
-# By the type's name in PTX: its name in C++, its letter in inline PTX, and its dtype.
+# For each type of PTX: the type in C++, the letter in inline PTX, and the dtype.
 TYPES = {
     "f64": ("double", "d", np.dtype("f8")),
     "f32": ("float", "f", np.dtype("f4")),
@@ -24,7 +24,7 @@ TYPES = {
 
 
 def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run statements on elements a, b and c of arrays; each comes with the type of its result r."""
+    """Run bodies on elements a, b and c of arrays; each body has the type of its result r."""
     names = {dtype: name for name, _, dtype in TYPES.values()} | {np.dtype("u2"): "unsigned short"}
     size = arrays[0].size
     text = "".join(f", const {names[v.dtype]}* p{k}" for k, v in enumerate(arrays)) + ") {"

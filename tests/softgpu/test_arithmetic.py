@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels give NumPy's numbers, and instructions the rounded results of exact fractions."""
+"""Kernels compute what NumPy computes, and instructions round the results of exact fractions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ WORDS = {
 }
 
 
-def test_instructions_on_bits_are_those_of_whole_numbers():
+def test_bit_instructions_agree_with_integers_of_python():
     given = RNG.integers(0, 2**32, (3, 256), "u4")
     given[2, :64] = np.arange(64)
     operands = '"=r"(r) : "r"(a), "r"(b), "r"(c)'
@@ -99,7 +99,7 @@ def rounded(exact: list[Fraction], kind: str, mode: str) -> np.ndarray:
     dtype = TYPES[kind][2]
     near = np.array([float(v) for v in exact]).astype(dtype)
     bits = near.view(f"i{near.itemsize}").astype("i8")
-    bits = bits + np.outer([-1, 0, 1], np.where(bits >= 0, 1, -1))  # and the neighbours
+    bits = bits + np.outer([-1, 0, 1], np.where(bits >= 0, 1, -1))  # and its neighbours
     around = bits.astype(f"i{near.itemsize}").view(dtype)
     wanted = []
     for v, three in zip(exact, around.T, strict=True):
@@ -120,7 +120,7 @@ EXACT = {
     "div": lambda a, b: a / b,
     "rcp": lambda a: 1 / a,
     "fma": lambda a, b, c: a * b + c,
-    # 100 digits: only whole square roots of these numbers have fewer.
+    # A root has 100 digits; only the roots of perfect squares have fewer.
     "sqrt": lambda a: Fraction(math.isqrt(int(abs(a) * 10**200)), 10**100),
 }
 
@@ -136,7 +136,7 @@ def test_arithmetic_is_rounded_as_the_instruction_says(what, kind):
         np.testing.assert_array_equal(y, rounded(exact, kind, mode), mode)
 
 
-def test_a_saturated_product_is_between_0_and_1_and_of_no_number_0():
+def test_a_saturated_product_is_between_0_and_1_and_for_nan_0():
     a, b = np.array([(0.5, 0.25), (2, 3), (-2, 3), (np.inf, 0), (np.nan, 1)], "f4").T
     (found,) = run("f32", "f32", ["mul.sat.f32"], a.copy(), b.copy())
     np.testing.assert_array_equal(found, np.array([0.125, 1, 0, 0, 0], "f4"))
@@ -172,7 +172,7 @@ def test_halves_are_rounded_to_nearest_alone_and_in_pairs(kind):
     ("source", "targets"),
     [("f64", "f32 f16 bf16"), ("f32", "f16 bf16"), ("s64", "f32 f64"), ("u64", "f32 f64")],
 )
-def test_numbers_become_floating_point_rounded_once(source, targets):
+def test_conversions_to_floating_point_round_once(source, targets):
     if source[0] == "f":
         v = drawn(source)
         v[:8] = 1 + np.array([2.0**-11, 2.0**-9, 3 * 2.0**-11, 3 * 2.0**-9] * 2) + 2.0**-40
@@ -186,12 +186,12 @@ def test_numbers_become_floating_point_rounded_once(source, targets):
 
 @pytest.mark.parametrize("source", ["f64", "f32", "f16"])
 @pytest.mark.parametrize("to", ["s64", "u64", "s32", "u32", "s16"])
-def test_numbers_become_integers_within_limits(to, source):
+def test_conversions_to_integers_clamp_to_their_limits(to, source):
     with np.errstate(over="ignore"):
         v = RNG.standard_normal(256) * 2.0 ** RNG.integers(-2, 70, 256)
         v = v.astype(TYPES[source][2])
     v[:6] = np.inf, -np.inf, 0.5, 1.5, -2.5, -0.0
-    v[-1] = np.nan  # 0; the upper bit alone for 64 bits
+    v[-1] = np.nan  # becomes 0, or the upper bit alone with 64 bits
     limits = np.iinfo(TYPES[to][2])
     is_wide = source == "f64" or TYPES[to][2].itemsize == 8
     of_nan = (limits.min or limits.max // 2 + 1) if is_wide else 0
@@ -218,7 +218,7 @@ def test_numbers_are_flushed_and_saturated_where_that_is_enabled():
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])
-def test_comparisons_with_nan_are_those_of_numpy_and_min_takes_the_number(kind):
+def test_comparisons_with_nan_are_those_of_numpy_and_min_returns_the_number(kind):
     values = np.meshgrid(*[[1, -2, np.nan, 0.0, -0.0, np.inf]] * 2)
     a, b = (v.ravel().astype(TYPES[kind][2]) for v in values)
     wanted = (a < b) | (a <= b) * 2 | (a == b) * 4 | (a != b) * 8 | ~(a >= b) * 16
@@ -266,5 +266,5 @@ def test_functions_of_float64_are_those_of_the_processor():
     a = RNG.standard_normal(256) * 3
     found = computed([("f64", f"r = {what};") for what in FUNCTIONS], a)
     for (what, function), y in zip(FUNCTIONS.items(), found, strict=True):
-        # A few units in the last place, as CUDA promises for the worst of them, erfc.
+        # CUDA promises a few units in the last place for erfc, the least accurate function.
         np.testing.assert_allclose(y, [function(v) for v in a], rtol=6 * 2.0**-52, err_msg=what)

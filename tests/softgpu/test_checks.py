@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Wrong kernels and launches are errors that name the place."""
+"""Wrong kernels and launches raise errors that name the place."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_kernel_is_found_out_and_named_with_its_line(what):
+def test_a_wrong_kernel_is_reported_with_its_line(what):
     error, instruction, block, body = WRONG[what]
     arguments = (cupy.zeros(128, "f"), *[FEW] * ("int n" in body))
     with raises(LINE.format(error, instruction)):
         launch(body, *arguments, block=block, shared=252 * ("extern" in body))
 
 
-def test_threads_that_wait_for_ever_are_found_out():
+def test_threads_that_wait_for_ever_are_reported():
     body = "float* x) { if (threadIdx.x == 0) __syncwarp(3); else __syncthreads(); x[0] = 1; }"
     with raises(r"(?s)wait for each other for ever.*PTX line \d+: .*bar.warp.sync"):
         launch(body, cupy.zeros(1, "f"))
@@ -132,7 +132,7 @@ def launch_early(body: str, x, attribute: int = 6) -> None:
 
 
 @pytest.mark.parametrize("what", NOT_WAITED)
-def test_a_thread_that_begins_early_waits_before_it_touches_an_array_and_ends(what):
+def test_a_thread_of_an_early_launch_must_wait_before_it_touches_an_array_or_ends(what):
     error, instruction, body = NOT_WAITED[what]
     x = cupy.zeros(32, "f")
     with raises(LINE.format(error, instruction)):
@@ -141,7 +141,7 @@ def test_a_thread_that_begins_early_waits_before_it_touches_an_array_and_ends(wh
     launch_early(EARLY % f"{WAIT} {body}", x)
 
 
-def test_a_launch_begins_early_from_9_0_on_and_has_no_other_attribute():
+def test_early_launches_need_capability_9_0_and_have_no_other_attribute():
     x, body = cupy.zeros(32, "f"), EARLY % WAIT
     with raises("INVALID_VALUE.* attribute 4 "):
         launch_early(body, x, attribute=4)
@@ -163,7 +163,7 @@ def test_clusters_of_16_run_where_they_are_enabled_and_find_room():
         compiled((32,), (1,), (x,))
 
 
-def test_more_shared_memory_is_there_where_it_is_enabled():
+def test_more_shared_memory_is_available_once_it_is_enabled():
     compiled, x = (
         kernel("int* x) { extern __shared__ int s[]; s[50000] = x[0]; x[1] = s[50000]; }"),
         cupy.ones(2, "i"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Messages between the blocks of a cluster, counted by an mbarrier; right and wrong ones."""
+"""Right and wrong messages between the blocks of a cluster, which an mbarrier counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT = """asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::c
     "@!p bra again;}" :: "r"(bar) : "memory");"""
 READ = "x[blockIdx.x * 64 + t] = v[t ^ 33];"
 
-# Each thread of two blocks of 64 sends a number to the other block; all threads wait for all.
+# Each thread of two blocks of 64 sends a number to the other block, and waits for all numbers.
 PARTS = [BEGIN, FENCE, MEET, EXPECT, SEND, WAIT, READ]
 
 
@@ -44,7 +44,7 @@ def without(part: str, instead: str = "") -> list[str]:
     return [instead if one == part else one for one in PARTS]
 
 
-def test_what_is_sent_has_come_where_it_was_waited_for():
+def test_messages_have_arrived_after_the_wait():
     sent = np.arange(64) ^ 33
     for order in ORDERS:
         assert np.array_equal(run(PARTS, *order), np.concatenate([sent, 100 + sent]))
@@ -55,7 +55,7 @@ WRONG = {
     "no wait": (without(WAIT), "a race for shared memory|which has ended"),
     "a fence is missing": (without(FENCE), "a race for shared memory|no mbarrier has begun"),
     "no barrier of the cluster": (without(MEET), "a race for shared|no mbarrier has begun"),
-    "sent again to who still reads": (without(READ, READ + AGAIN), "a race for shared memory"),
+    "sent again to a block that reads": (without(READ, READ + AGAIN), "a race for shared memory"),
     "nothing is expected": (without(EXPECT), "for ever.* 1 arrivals and -256 bytes are missing"),
     "too much is expected": (
         without(EXPECT, EXPECT.replace("256", "260")),
@@ -73,7 +73,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_messages_are_found_out_in_every_order_of_threads(what):
+def test_wrong_messages_are_detected_in_every_order_of_threads(what):
     parts, error = WRONG[what]
     for order in ORDERS:
         with raises(rf"(?s){error}"):
@@ -86,7 +86,7 @@ def test_no_message_is_sent_to_a_block_that_has_ended():
         run(parts, "reverse")
 
 
-def test_what_is_not_waited_for_has_come_only_where_copies_are_early():
+def test_messages_without_a_wait_have_arrived_only_if_copies_are_early():
     parts = [BEGIN, FENCE, MEET, SEND, MEET, READ, EXPECT, WAIT]
     for copies in ("early", "late"):
         has_come = run(parts, copies=copies, races=False)[64] == 133

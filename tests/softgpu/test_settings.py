@@ -34,7 +34,7 @@ def test_threads_that_do_not_wait_for_each_other_show_in_some_schedule(schedule)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "serial", "reverse", "random"])
-def test_a_warp_that_goes_round_in_a_loop_gives_others_their_turn(schedule):
+def test_a_warp_in_a_loop_lets_other_warps_run(schedule):
     with softgpu.settings(schedule=schedule):
         for thread in (0, 32):
             x = cupy.zeros(64, "i")
@@ -58,7 +58,7 @@ def test_schedules_and_seeds_are_different_orders():
     assert all(sorted(each) == orders[3] for each in orders)
 
 
-def test_settings_are_as_they_were_afterwards_also_after_an_error():
+def test_settings_are_restored_even_after_an_error():
     with pytest.raises(KeyError), softgpu.settings(devices=3, multiprocessors=5):
         assert cupy.cuda.runtime.getDeviceCount() == 3
         assert cupy.cuda.Device(2).attributes["MultiProcessorCount"] == 5
@@ -93,7 +93,7 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
     [(8, 16, 0, 33), (8, 8, 0, 33), (16, 16, 0, 16), (16, 8, 0, 0), (8, 16, 200 << 10, 16)],
 )
 def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
-    """Two blocks of 1024 threads fit a multiprocessor; one if it takes much shared memory."""
+    """Two blocks of 1024 threads fit a multiprocessor; with much shared memory, one block fits."""
     compiled = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
     _driver.allow_large_clusters(cupy, compiled.kernel)
     with (
@@ -105,7 +105,7 @@ def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
         assert _driver.clusters_that_fit(cupy, compiled.kernel, wanted) == fit
 
 
-def test_another_process_uses_it_as_it_is_set():
+def test_a_child_process_uses_the_current_settings():
     script = "import cupy; print(cupy.cuda.runtime.getDeviceCount(), cupy.zeros(3).get())"
     with softgpu.settings(devices=4):
         environment = os.environ | softgpu.subprocess_environment()

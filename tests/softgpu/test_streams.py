@@ -53,7 +53,7 @@ def test_work_is_done_when_its_stream_is_waited_for_and_not_before():
     assert read(x, other) == 2
 
 
-def test_a_stream_that_waits_for_an_event_comes_after_it():
+def test_a_stream_that_waits_for_an_event_runs_after_it():
     x, y = filled(1), filled(0)
     for is_right in (False, True):
         one, other = free_stream(), free_stream()
@@ -69,7 +69,7 @@ def test_a_stream_that_waits_for_an_event_comes_after_it():
         cupy.cuda.Device().synchronize()
 
 
-def test_of_streams_that_do_not_wait_for_each_other_either_is_first(streams):
+def test_either_of_two_independent_streams_may_run_first(streams):
     x, one, other = filled(0), free_stream(), free_stream()
     for n, stream in ((1, one), (2, other)):
         with stream:
@@ -79,7 +79,7 @@ def test_of_streams_that_do_not_wait_for_each_other_either_is_first(streams):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_the_default_stream_and_blocking_ones_wait_for_each_other(waits):
+def test_the_default_stream_and_blocking_streams_wait_for_each_other(waits):
     x, null = filled(1), cupy.cuda.Stream.null
     one, other = (cupy.cuda.Stream(non_blocking=not waits) for _ in range(2))
     add(x, 1, one)
@@ -121,7 +121,7 @@ def test_memory_is_freed_in_the_order_of_its_own_stream():
         other.synchronize()
 
 
-def test_an_error_comes_from_who_waits_and_what_is_queued_behind_it_is_gone():
+def test_the_waiting_call_raises_the_error_and_later_work_is_dropped():
     x, y, stream = filled(1), filled(1), free_stream()
     launch("int* x) { x[threadIdx.x] = 2; }", x, block=33, stream=stream)
     add(y, 1, stream)
@@ -132,7 +132,7 @@ def test_an_error_comes_from_who_waits_and_what_is_queued_behind_it_is_gone():
         launch("int* x) { x[threadIdx.x] = 2; }", x, block=33)
 
 
-def test_a_graph_does_again_what_was_captured():
+def test_a_graph_repeats_the_captured_work():
     x, y, stream, other = filled(1), filled(0), free_stream(), free_stream()
     with stream:
         stream.begin_capture()
@@ -147,7 +147,7 @@ def test_a_graph_does_again_what_was_captured():
         assert read(y, stream) == turn
 
 
-def test_a_capture_refuses_what_it_does_on_a_gpu():
+def test_a_capture_refuses_calls_that_a_gpu_refuses():
     stream, other = free_stream(), cupy.cuda.Stream()
     x = filled(1)
     with stream:

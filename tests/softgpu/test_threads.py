@@ -50,7 +50,7 @@ def test_atomic_operations_of_all_blocks_are_done():
     assert (out.get().view("f4")[8], out.get().view("f8")[5]) == (96, 48)
 
 
-def test_local_memory_is_of_each_thread_and_dynamic_shared_memory_of_the_block():
+def test_each_thread_has_local_memory_and_each_block_dynamic_shared_memory():
     body = """int* x) { extern __shared__ int s[]; __shared__ int t[3]; int v[8];
         for (int k = 0; k < 8; ++k) v[k] = k * threadIdx.x; t[threadIdx.x % 3] = 0;
         s[threadIdx.x] = v[x[threadIdx.x] + threadIdx.x % 8]; __syncthreads();
@@ -62,7 +62,7 @@ def test_local_memory_is_of_each_thread_and_dynamic_shared_memory_of_the_block()
     )
 
 
-def test_memory_begins_as_no_number():
+def test_memory_begins_as_nans():
     out = cupy.empty(3, "f4")
     out[0] = 0
     body = "float* x) { extern __shared__ float s[]; float v[9]; x[1] = s[0] + v[int(x[0]) + 1]; }"

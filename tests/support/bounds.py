@@ -3,11 +3,11 @@
 
 Bounds are absolute and per element, as float64 arrays. Storing a result in a type narrower than the
 compute type adds one rounding: half an ulp of the element in the storage dtype. Errors of float32
-computations are counted in ulps of float32. Errors of float64 computations have the same counts in
-ulps of float64, doubled: once for the kernel and once for the oracle, which is also float64.
+computations are counted in ulps of float32. Errors of float64 computations are counted in ulps of
+float64, and the counts are doubled, because the oracle computes in float64 and rounds too.
 
-Bounds hold for inputs whose squares neither overflow nor vanish in the compute type. They allow for
-flush-to-zero of subnormals only in a gate's tail.
+Bounds hold for inputs whose squares neither overflow nor underflow in the compute type. They allow
+for flush-to-zero of subnormals only in a gate's tail.
 
 `row_errors`, `gate_bounds` (activations) and `group_bounds` (group norms) derive the bounds.
 """
@@ -28,10 +28,10 @@ __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound
 
 
 class Expected(NamedTuple):
-    """The exact results of a norm, and the errors that they may have.
+    """The exact results of a norm, and bounds of a kernel's errors.
 
-    An error belongs to a field before the store, and broadcasts to the field's shape. The error of
-    a sum over rows has two terms: the sum of the summands' magnitudes, and a further error.
+    `errors` are without the rounding of the store, and broadcast to the field's shape. The error of
+    a sum over rows is a pair: the sum of the summands' magnitudes, and a further error.
     """
 
     exact: Any
@@ -45,11 +45,11 @@ class Expected(NamedTuple):
         if name in ("dweight", "dbias"):
             magnitude, more = error
             return param_grad_bound(exact, magnitude, dtype, self.compute) + more
-        # The error may take a number past a power of two, where an ulp is twice as large.
+        # With the error, a number may exceed a power of two, where an ulp is twice as large.
         return error + rounding(np.abs(exact) + error, dtype, self.compute)
 
     def check(self, result: Any) -> dict[str, float]:
-        """Check the fields that are not None; return each one's worst error, in its bounds."""
+        """Check all fields but None; return each field's worst error in units of its bound."""
         worst = {}
         for name, actual in result._asdict().items():
             if actual is None:
@@ -79,8 +79,8 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
 
     Takes dy, x, weight, bias, d_residual and options. x is the array that was normalised: the
     forward's residual if there is one, and x_dtype is then the dtype of the forward's x, to which
-    round_before_weight rounds. The exact statistics are computed from x, whichever the kernel got.
-    Returns as above.
+    round_before_weight rounds. Exact statistics are computed from x, whatever statistics the kernel
+    got. Returns the worst error of each field in units of its bound.
     """
     return expected_backward(*given, **options).check(grads)
 
@@ -129,8 +129,8 @@ def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **o
 def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:
     """Bound the error of dweight or dbias: 8 u times `magnitude`, the sum over rows of |summand|.
 
-    Each summand dy * k * r has r's error of a few u. The sum over rows, in parts of bounded length,
-    adds about as much, and rounding to the parameter's dtype adds once more.
+    Each summand dy * k * r has the error of r, a few u. The sum over rows, in parts of bounded
+    length, adds about as much. Rounding to the parameter's dtype adds half an ulp.
     """
     return count(8, compute) * unit(compute) * magnitude + 0.5 * ulp(exact, dtype)
 

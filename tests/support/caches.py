@@ -24,7 +24,7 @@ ANSWERS = 'case "$*" in *--version*) exec $real --version;; esac\nfor last; do :
 
 
 def script(folder: Path, text: str) -> str:
-    """Write a shell script that serves as compiler; $real is the real one."""
+    """Write a shell script that serves as compiler; $real is the real compiler."""
     command = folder / "compiler"
     real = " ".join(compiler().command)
     command.write_text(f'#!/bin/sh\nreal="{real}"\n{text}\n')
@@ -65,7 +65,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
 
 @contextmanager
 def separate_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
-    """Use a cache below a folder, and a compiler from a script; by default one that copies."""
+    """Use a cache in a folder, and a shell script as compiler: by default that of `copies`."""
     environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
     cache = folder / "cache"
     with fresh_process(CUNORM_CACHE_DIR=cache, **environment):
@@ -73,7 +73,7 @@ def separate_cache(folder: Path, text: str | None = None, **environment: str) ->
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which each compiled kernel is added from now on."""
+    """Return a list that gets the name of each kernel that is compiled from now on."""
     found: list[str] = []
     compile_build = _compile._compile
 
@@ -86,7 +86,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def check() -> None:
-    """Make a call of one build, and check its numbers."""
+    """Make a call that needs one build, and check its result."""
     y = cunorm.l2_norm(np.array([[3, 4, 0, 0]], dtype=np.float32))
     np.testing.assert_allclose(y, [[0.6, 0.8, 0, 0]], rtol=1e-6)
 

@@ -108,7 +108,7 @@ def change(arrays: dict[str, Any], tag: str = "another") -> None:
 
 
 def elsewhere(array: Any, start: int = 0) -> Any:
-    """Return an array of the same shape in other memory, `start` elements after its beginning."""
+    """Return other numbers in the same shape, `start` elements after the start of new memory."""
     size = int(np.prod(array.shape))
     numbers = to(kind_of(array), draw(f"elsewhere {start}", start + size, "float32"))
     return numbers[start:].reshape(array.shape)
@@ -180,7 +180,7 @@ class Call:
         return self.function(**self.arrays | more)
 
     def out_of(self, given: dict[str, Any]) -> Any:
-        """Return these arrays as the argument `out`."""
+        """Return arrays, given by field, as the argument `out`."""
         return given.get("y") if self.result is None else self.result(**given)
 
     def run(self, without: str | None = None, **more: Any) -> Any:
@@ -239,7 +239,7 @@ class CallCache:
 
 
 def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
-    """Replace the cache of calls by an empty one, and return that."""
+    """Replace the cache of calls by an empty one, and return the empty one."""
     cache = CallCache()
     monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
     monkeypatch.setattr(internals._dispatch, "rows_entry", lru_cache()(lambda *key: []))
@@ -247,7 +247,7 @@ def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
 
 
 def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
-    """Call a function with an empty cache, so that it is checked and planned. Not thread-safe."""
+    """Call a function with an empty cache, so that the call is planned. Not thread-safe."""
     with pytest.MonkeyPatch.context() as patch:
         empty_call_cache(patch)
         return function(*arguments, **more)
@@ -262,7 +262,7 @@ def cached_calls_only() -> Iterator[None]:
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the named pointers of each launch; copying an operand fails."""
+    """Return a list that gets the named pointers of each launch; copies of operands fail."""
     launches = []
     loaded = internals._dispatch._loaded
 

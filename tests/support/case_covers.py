@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Covers of the choices of cases: operands, their dtypes, and options."""
+"""Pairwise covers of operands, their dtypes, and options."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FACTORS: dict[str, dict[str, Any]] = {
 
 
 def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return a cover of all pairs, with `fixed` over the factors; a seed adds choices."""
+    """Return a cover of all pairs of choices; `fixed` replaces factors, a seed adds choices."""
     factors = choices_of(kernel, fixed, is_seeded=seed is not None)
     if seed is not None:
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
@@ -53,7 +53,7 @@ def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> lis
 
 
 def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
-    """Return the choices of a cover, by their names; a seeded one has more."""
+    """Return the choices of each factor; a seeded cover has more."""
     factors = {**FACTORS[kernel], **fixed}
     if not is_seeded:
         return factors
@@ -79,7 +79,7 @@ def _legal(case: Case) -> Case:
 
 
 def relevant(case: Case) -> Case:
-    """Return the choices of a case, or of a part of one, that have an effect."""
+    """Return the choices of a case, or of part of a case, that have an effect."""
     idle: set[str] = set()
     if not case.get("gate", True):
         idle |= {"gate_activation", "gate_position", "dgate", "form"}
@@ -93,7 +93,7 @@ def relevant(case: Case) -> Case:
 
 
 def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
-    """Add the layout of arrays in memory, and the distance of their numbers from zero."""
+    """Add the layout of arrays in memory, and whether their numbers are far from zero."""
     layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
     # In place, no two elements of an array may share memory.
     first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
@@ -106,16 +106,16 @@ def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
 # --- builds ---------------------------------------------------------------------------------------
 
 LAYOUTS = {"channels_last": (True, False), "channel_axis": (-1, 1)}
-# Factors that are not compiled in and so vary with the size; and activations, which take turns.
+# Factors that are not compiled in have few choices here, and `builds` rotates activations.
 _FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
 _OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
 _OF_GROUPS_BUILT = _FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
 
 
 def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
-    """Return a cover of the compiled factors; its cases have the activations in turn."""
+    """Return a cover of the compiled factors; the activations rotate."""
     fixed = _OF_GROUPS_BUILT if "group" in kernel else _OF_ROWS
-    if "backward" in kernel and seed is None:  # of rows, dy may be float16
+    if "backward" in kernel and seed is None:  # float16 is left to dy
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
     fixed = fixed | more
     fixed = {
@@ -131,7 +131,7 @@ def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
 
 
 def subsets(*names: str) -> tuple[tuple[str, ...], ...]:
-    """Return all but the empty one."""
+    """Return all subsets except the empty subset."""
     sizes = range(1, len(names) + 1)
     return tuple(found for size in sizes for found in combinations(names, size))
 
@@ -140,7 +140,7 @@ NEEDS = {
     "row_norm_backward": subsets("x", "weight", "bias", "gate"),
     "group_norm_backward": subsets("x", "weight", "bias"),
 }
-# A gate's position and `center`: with `needs` they decide what the passes over a row compute.
+# A gate's position and `center`. With `needs` they decide what the passes over a row compute.
 _FORMS = {
     "row_norm_forward": (("pre", True), ("pre", False), ("post", True)),
     "row_norm_backward": (("post", False), ("pre", False), ("post", True)),
@@ -148,9 +148,9 @@ _FORMS = {
 
 
 def machine_builds(kernel: str, seed: int | None = None) -> list[Case]:
-    """Return a cover of the compiled factors with every machine and, of a backward, any `needs`.
+    """Return a cover of the compiled factors, all machines and, for a backward, all `needs`.
 
-    Without a seed a gate's position and `center` meet other choices together.
+    Without a seed, a gate's position and `center` are one factor.
     """
     more: dict[str, Any] = {"machine": machines()}
     if kernel in NEEDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the row norms and the group norms by cases, each checked against the oracle.
+"""Calls of row norms and group norms that cases describe, checked against the oracle.
 
 A case has the operands, the options of the norm, and the layout of the arrays in memory.
 """
@@ -29,16 +29,17 @@ _NORM = {
     **{"c": None, "center": False, "axis": -1, "groups": 1, "weight_offset": 0.0},
     **{"round_before_weight": False, "gate_activation": "silu", "gate_position": "post"},
 }
-# Options of the statistics.
+# The options that affect the statistics.
 _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
 # The default case. A dtype of None means an absent operand; for a result, the dtype of x or, for a
-# gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
-# in that dtype. `shape` ends with the width of a group (named layouts have three axes before it);
-# group norms have `samples` instead. `layouts` is the layout of all operands, or the index of the
-# first operand's; or a tuple of functions, used in rotation, that allocate an array given its shape
-# and dtype (those for results are in `results`). `given` are the results that get arrays; None: all
-# but the statistics. `picked` are the indices of the rows or samples to keep; None: all. `values`
-# are the numbers of x and residual, times `scale`; `dy_scale` is a factor of dy and d_residual.
+# gradient, of its operand. `stream` is "+ float32" for a residual of float32, "as float32" for a
+# residual_dtype of float32. `shape` ends with the width of a group (named layouts need three axes
+# before it); group norms have `samples` instead. `layouts` is the layout of all operands, or the
+# index of the first operand's layout, or functions, used in rotation, that allocate an array of a
+# shape and dtype (`results` has functions for results). `given` names the results that get arrays;
+# None means all but the statistics. `picked` has the indices of the rows or samples to keep; None
+# keeps all. `values` is the kind of numbers in x and residual, and `scale` their factor; `dy_scale`
+# is the factor of dy and d_residual.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -59,11 +60,11 @@ class Call(NamedTuple):
     out: Any  # the function's result, with placed arrays
     arrays: list[Placed]
     expected: Callable[[], Expected]
-    before: dict[str, Placed]  # to which a result is added
-    kind: str  # of the arrays that are passed, on a CPU
+    before: dict[str, Placed]  # arrays to which results are added
+    kind: str  # the library of the arrays, on a CPU
 
     def run(self, **more: Any) -> Any:
-        """Make the call, check that it writes nothing but its results, and return these."""
+        """Make the call, check that it writes nothing but its results, and return the results."""
         for placed in self.arrays:
             placed.put()
         result = self.function(**(self.arguments() | more))
@@ -73,7 +74,7 @@ class Call(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the call."""
         inputs = {name: self._passed(placed) for name, placed in self.inputs.items()}
-        if self.kind == "dlpack" and "workspace" in inputs:  # whose dtype kernels do not read
+        if self.kind == "dlpack" and "workspace" in inputs:  # its dtype does not matter
             inputs["workspace"] = self.inputs["workspace"].array
         out = [self._passed(placed) for placed in self.out]
         given = {"out": type(self.out)(*out)} if any(self.out) else {}
@@ -99,9 +100,9 @@ class Call(NamedTuple):
 
     @property
     def _needed(self) -> set[str]:
-        """Return the fields of a backward's result that are wanted: an absent operand has none."""
+        """Return the names of the gradients that are needed and whose operands are present."""
         found = {f"d{name}" for name in self.options["needs"] if self.inputs.get(name)}
-        both = {"dx", "dresidual"} & {*self.out._fields}  # one array, or two dtypes
+        both = {"dx", "dresidual"} & {*self.out._fields}  # one array, or two if dtypes differ
         return found | (both if "dx" in found else set())
 
     def _passed(self, placed: Placed | None) -> Any:
@@ -217,7 +218,7 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, optio
         options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
     operands = _hosts(inputs) | options
     inputs |= {name: make.values(array) for name, array in _statistics(case, operands).items()}
-    named = tuple(name for name in case["needs"] if is_row or name != "gate")  # perhaps absent ones
+    named = tuple(name for name in case["needs"] if is_row or name != "gate")  # some may be absent
     needs = tuple(name for name in named if inputs.get(name))
     before = _accumulated(case, make, needs)
     outputs = _gradients(case, make, inputs, needs) | before
@@ -239,7 +240,7 @@ def _call(
     expected: Callable[[], Expected],
     before: dict[str, Placed],
 ) -> Call:
-    """Return the call, with arrays for the results that the case gives arrays for."""
+    """Return the call, with arrays for the results that `given` names."""
     function, inputs, options = called
     kept = {*before} if case["given"] is None else {*before, *case["given"]}
     if case["given"] is None or case["in_place"]:
@@ -270,7 +271,7 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
 
 
 def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
-    """Place dx, dgate and dresidual, over inputs if the case is in place; and sums it names."""
+    """Place dx, dgate and dresidual, over inputs if in place, and the sums that `given` names."""
     found: dict[str, Placed] = {}
     x_dtype, named = case["dx"] or case["x"], {*(case["given"] or ())}
     if "x" in needs:
@@ -287,13 +288,13 @@ def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Pl
 
 
 def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, Placed]:
-    """Place the arrays to which gradients of parameters are added, if there are any."""
+    """Place the arrays to which the call adds gradients of parameters, if there are any."""
     names = [f"d{name}" for name in ("weight", "bias") if name in needs]
     return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Subtract former values from sums; of all that round to a sum, take the nearest to exact."""
+    """Undo accumulations: of all addends that round to a sum, return the nearest to exact."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))

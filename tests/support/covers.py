@@ -25,17 +25,17 @@ def pairwise(
 ) -> list[Case]:
     """Return combinations in which every two choices of different factors meet.
 
-    Some choices make others idle: `relevant` returns those of a case, or part of one, that are not
-    idle. Two choices meet in a case if neither is idle; pairs that cannot meet are skipped.
+    Some choices make others idle. `relevant` drops idle choices from (a part of) a case.
+    Two choices meet in a case if neither is idle; pairs that cannot meet are skipped.
 
     The algorithm is greedy: each case starts from a missing pair. From every other factor it takes
-    the choice that adds most missing pairs; among equals, the one used least so far. The same
+    the choice that adds most missing pairs; of several such choices, the least used. The same
     factors give the same cases. The number of cases is hardly above its minimum, the product of the
     lengths of the two longest factors.
     """
     if len(factors) < 2:
         return list(everything(factors))
-    missing = {  # a dict for its order
+    missing = {  # a dict keeps its order
         frozenset(((first, a), (second, b))): None
         for first, second in combinations(factors, 2)
         for a, b in product(factors[first], factors[second])

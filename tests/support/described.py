@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the norms, described for `warmup` and made; and the builds that they load."""
+"""Cases of calls: their description for `warmup`, the calls, and the builds that they load."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ FACTORS = COMMON | {
     "gate_position": ["pre", "post"],
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
-# Samples, positions and channels: cores of a CPU share some or not, with results that are too
-# large for a cache or not.
+# Samples, positions and channels. Cores of a CPU share the samples of some of these shapes. The
+# results of some are too large for a cache.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,
@@ -76,7 +76,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
 
 
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """Return the same for builds of GPUs; every cluster fits."""
+    """Return a list that gets each build loaded for a GPU; every cluster fits."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
     monkeypatch.setattr(_driver, "launch_dependent", lambda *given: None)
     return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **options: None)
@@ -100,18 +100,18 @@ def loaded_builds(macro: str) -> list[KernelBuild]:
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Whether a CPU's build stores its results past the caches, for calls that move much."""
+    """Return whether a CPU's build has non-temporal stores, as calls that move much have."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a test empty caches of builds and calls, and restore the former ones after it."""
+    """Give a test empty caches of builds and calls; restore the former caches after it."""
     monkeypatch.setattr(_compile, "loaded", OnceMap())
     empty_call_cache(monkeypatch)
 
 
 def clear_all() -> None:
-    """Clear all caches, of loaded builds too."""
+    """Clear all caches, also that of loaded builds."""
     _memo.clear_all()
 
 
@@ -123,7 +123,7 @@ def cases() -> list[Case]:
     found = []
     for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
         accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
-        if "d_residual" in accepted:  # a backward; these are of its forward
+        if "d_residual" in accepted:  # `warmup` takes its forward's options
             accepted |= {"residual", "residual_dtype"}
         if case.get("residual") == "auto" and case["op"].startswith("add_"):
             case["residual_dtype"] = None
@@ -167,7 +167,7 @@ def call(case: Case, make: Make) -> None:
 
 
 def _row_arrays(case: Case, make: Make) -> dict[str, Any]:
-    """Return a row norm's arrays; None for absent ones."""
+    """Return a row norm's arrays; None for absent operands."""
     shape, x, dtypes = case["shape"], case["x"], _dtypes(case)
     shapes = {"residual": shape, "gate": shape, "weight": shape[1:], "bias": shape[1:]}
     given = {name: make(shapes[name], dtype) for name, dtype in dtypes.items()}

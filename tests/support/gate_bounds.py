@@ -2,7 +2,7 @@
 """Error bounds of an activation g and its derivative g'.
 
 g' is a sum of at most two terms. One of them, T, is a product with the derivative of an
-exponential's argument a(z). In its tail the rounding of a(z) matters.
+exponential's argument a(z). In the exponential's tail, the rounding of a(z) matters.
 
     sigmoid, tanh   g' = T                  a = z, 2z
     silu            g' = s(z) + T           a = z           T = z * s'(z)
@@ -44,11 +44,11 @@ def gate_of(z: Array, activation: str, dtype: str, compute: str) -> Gate:
 
 @np.errstate(all="ignore")
 def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16") -> Array:
-    """Bound the error of g(z): 4 ulp of it, and 2 u of abs(z * T).
+    """Bound the error of g(z): 4 ulp of g(z), and 2 u of abs(z * T).
 
     exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
-    An exponential's argument is rounded as a product, and so is its constant. A gate of a wider
-    dtype is rounded first. Subnormal numbers may be 0, because CUDA flushes them.
+    An exponential's argument is a rounded product with a rounded constant. A gate of a wider dtype
+    is rounded first. Subnormal numbers may become 0, because CUDA flushes them.
     """
     g, slope = (f(z) for f in ACTIVATIONS[activation])
     error = 0.5 * ulp(z, compute) * np.abs(slope) if narrows(compute, dtype) else np.zeros(z.shape)
@@ -64,10 +64,10 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
 def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
-    The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each is
-    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The rounding of the argument moves the
-    exponential by 2 u of a, which is at most z * a'. A factor that is flushed to 0 would be
-    multiplied by z**3 at most.
+    The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each term is
+    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The rounding of the argument a changes
+    the exponential by 2 u of a, and a is at most z * a'. A factor that is flushed to 0 has a
+    cofactor of z**3 at most.
     """
     if activation in EXACT:
         return np.zeros(z.shape)
@@ -98,8 +98,8 @@ def _clipped(z: Array) -> Array:
 
 
 def count(base: int, compute: str, width: int = 1) -> int:
-    """Return the number of ulps for `base` ulps of float32 in a row of a width.
+    """Return a bound in ulps of the compute type; `base` is the bound of short rows in float32.
 
-    Long sums take twice the ulps; float64 counts twice, for the kernel and for the oracle.
+    Long rows have twice the bound. float64 has twice the bound, because the oracle rounds too.
     """
     return base * (2 if width > 16384 else 1) * (2 if compute == "float64" else 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The inputs that each gradient of a row norm depends on, and sets of gradients to request."""
 
-# The inputs of each gradient, by the gate's position. Without center, mean is not among them.
+# The inputs of each gradient, by the gate's position. Only centered norms have a mean.
 INPUTS_OF = {
     None: {
         "bias": {"dy"},
@@ -21,6 +21,6 @@ INPUTS_OF = {
         "gate": {"dy", "x", "rstd", "mean", "gate", "weight", "bias"},
     },
 }
-# Each gradient alone, those of parameters, and all but one parameter's.
+# Each gradient alone, and some gradients together.
 NEEDS = [(position, (name,)) for position, gradients in INPUTS_OF.items() for name in gradients]
 NEEDS += [(None, ("weight", "bias")), ("pre", ("weight", "x", "gate")), ("post", ("bias", "gate"))]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Error bounds of a group norm.
 
-A group of a sample, with D channels and R positions, is like a row of a row norm. So without an
-activation the bounds are those of `row_errors`: n = weight * xhat + bias, and the gradients for
-h = dy.
+A group of a sample, with D channels and R positions, is like a row of a row norm. Without an
+activation, n = weight * xhat + bias and the gradients for h = dy have the bounds of `row_errors`.
 
 An activation phi propagates the error of n and adds its own: y = phi(n) in the forward, h = dy *
-phi'(n) in the backward. h then has the role that dy * g has in a row norm with a post-gate g.
+phi'(n) in the backward. This h has the role that dy * g has in a row norm with a post-gate g.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def like(x: Array, rows: Array, channel_axis: int) -> Array:
 
 
 def y_error(rows: Rows, activation: str) -> Array:
-    """Bound the error of y = phi(n) before the store: n's error times phi' near n, plus phi's."""
+    """Bound the error of y = phi(n) before the store: n's error times phi', plus phi's own."""
     error, slope = rows.n_error(), ACTIVATIONS[activation].slope
     slopes = [np.abs(slope(rows.n + step * error)) for step in (-1, 0, 1)]
     own = gate_error(rows.n, activation, rows.compute, rows.compute)
@@ -114,13 +113,13 @@ def y_error(rows: Rows, activation: str) -> Array:
 
 
 def activation_slope(rows: Rows, activation: str) -> Gate:
-    """Return phi'(n), a factor of h, with its error, as a gate after the norm.
+    """Return phi'(n) and its error as a gate after the norm, because it is a factor of h.
 
-    The backward recomputes n with the error of the forward, and from the rounded mean. The mean's
-    rounding error, half an ulp at most, is known only after the pass over x, which already needs
-    phi'. So it affects phi', but not xhat, which is corrected. If weight is 0, n is bias and exact:
-    a channel of zeros stays on its side of relu's corner. On the wrong side phi' is off by 1, and
-    arithmetic with h has the 8 ulp of inexact values of `row_errors`.
+    The backward recomputes n from the rounded mean, with the error of the forward. The mean's
+    rounding error, at most half an ulp, is known only after the pass over x, and that pass already
+    needs phi'. The rounding error therefore affects phi', while xhat is corrected. If weight is 0,
+    n is exactly bias, on the right side of relu's corner. On the wrong side phi' is off by 1.
+    Arithmetic with the inexact h adds the 8 ulp of `row_errors`.
     """
     shift = np.abs(rows.w) * rows.rstd * 0.5 * ulp(rows.mean, rows.compute)
     n_error = np.where(rows.w == 0, 0.0, rows.n_error() + shift)
@@ -135,7 +134,7 @@ def activation_slope(rows: Rows, activation: str) -> Gate:
 def slope_change(n: Array, error: Array, activation: str) -> Array:
     """Bound the change of phi' between n and a value that is off by `error` or less.
 
-    It is the error times the largest phi'' at five points around n, because the error may be large
+    The bound is the error times the largest phi'' at five points around n: the error may be large
     if the mean is far from 0. The slope of relu is a step.
     """
     if activation == "relu":

@@ -23,13 +23,13 @@ def laid_out(array: Any, channel_axis: int, memory: str) -> Any:
 
 
 def strides(array: Any) -> tuple[int, ...]:
-    """Return an array's strides, in elements, along the axes of more than one."""
+    """Return an array's strides, in elements, along the axes longer than 1."""
     steps = zip(array.shape, array.strides, strict=True)
     return tuple(stride // array.itemsize for size, stride in steps if size > 1)
 
 
 class Results(NamedTuple):
-    """What forward and backward return."""
+    """The results of a forward and a backward."""
 
     y: Any
     mean: Any

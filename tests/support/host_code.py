@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops over the CPU build's headers, compiled for this or another machine; and roundings."""
+"""Loops that call the CPU build's headers, compiled for several machines; and roundings."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def for_machine(machine: str) -> tuple[str, ...]:
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:
     """Compile a probe of the kernels' headers, and return the path of the library.
 
-    The headers are those of the CPU build. With `device`, the text of a stand-in for CUDA, they are
-    those of a GPU.
+    The headers are those of the CPU build. With `device`, the text of a stand-in for CUDA, the
+    headers are those of a GPU's build.
     """
     host = (folder,) if device else (folder, HOST)
     (folder / "probe.cu").write_text(text)
@@ -104,7 +104,7 @@ def nearest_even(narrow: str, values: Any) -> Any:
 
 
 def around_every_rounding_boundary(narrow: str, dtype: type) -> Any:
-    """Return each result, each midpoint of two, and their neighbours in dtype, of both signs."""
+    """Return the values of `narrow`, their midpoints, and all neighbours in dtype, signed."""
     table = magnitudes(narrow)
     with np.errstate(over="ignore", under="ignore"):
         centres = np.concatenate([table, (table[:-1] + table[1:]) / 2]).astype(dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The only place where tests import private names of cunorm, so a rename stops here."""
+"""The only module of the tests that imports private names of cunorm."""
 
 from functools import partial
 from importlib import import_module
@@ -145,7 +145,7 @@ __all__ = [
     "workspace_size",
 ]
 
-# Of each operator, scalars as a public function gives them.
+# The scalars that a public function passes to each operator.
 SCALARS = {
     op.name: (op, scalars)
     for op, scalars in (
@@ -158,7 +158,7 @@ SCALARS = {
 
 
 def contiguous_plan(op, rng):
-    """Return a function of the number of rows that plans one drawn call on contiguous arrays."""
+    """Draw a call on contiguous arrays; return a function that plans it for any number of rows."""
     width, groups = rng.choice([1, 8, 72, 1000, 4096, 9000, 40_000]), 1
     if rng.random() < 0.3:
         groups = rng.choice([one for one in (2, 4, 8) if width % one == 0] or [1])
@@ -169,7 +169,7 @@ def contiguous_plan(op, rng):
         needs = tuple(name for name in _row_spec.NEEDS if rng.random() < 0.7) or ("weight",)
         scalars = _row_spec.backward_scalars("f", options, needs=needs)
     spec = parse(op, scalars)
-    # mean is of centered rows alone, and statistics are float64 where x is.
+    # Only centered rows have a mean, and statistics are float64 if x is.
     x = rng.choice([*DTYPES.values()])
     dtypes = {
         slot.name: rng.choice([*DTYPES.values()])
@@ -199,7 +199,7 @@ _CPU = CpuCaps(last_cache_bytes=32 << 20)
 
 
 def cpu_launch(types, shape):
-    """Return a launch on a CPU, and the parts of each row that threads share."""
+    """Return a launch on a CPU, and the number of parts that threads share of each row."""
     planned = _cpu_plan.cpu_launch(types, shape, _CPU)
     return planned.launch, planned.row_parts
 
@@ -236,11 +236,11 @@ def host_frameworks():
 
 
 def view_at(pointer, spec):
-    """Return the array of a spec in the CPU's memory at an address."""
+    """View the CPU's memory at an address as an array with this TensorSpec."""
     return numpy_view(ArrayView(pointer, spec, None, None, writable=True))
 
 
 def workspace_size(compute, rows, sm_count):
-    """Return the bytes that partial sums for one parameter take; a sm_count of None: on a CPU."""
+    """Return the bytes of one parameter's partial sums; without sm_count, those on a CPU."""
     caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
     return workspace_bound(compute, Geometry((), 0, rows), 1, caps)

@@ -32,7 +32,7 @@ def loss(norm, *arrays):
 
 def assert_close(actual, expected):
     for got, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        # A few roundings of float32, in sums of 8 terms of up to about 100.
+        # The bounds allow a few roundings of float32 in sums of 8 terms of up to about 100.
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-4)
 
 
@@ -43,7 +43,7 @@ def exact(x, residual, weight):
 
 
 def check_shard_map(mesh):
-    """Check gradients outside and inside of shard_map, and of a batch, with sums over devices."""
+    """Check gradients outside and inside of shard_map, and a gradient for each row."""
     specs, right = (P("d"), P("d"), P()), exact(X, RESIDUAL, WEIGHT)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
 
@@ -89,7 +89,7 @@ def check_frozen_operands_in_shard_map(mesh):
 
 
 def check_arrays_that_are_spread_out_under_jit(mesh):
-    """Check sharded arrays: XLA gathers them, as a custom call is opaque to it."""
+    """Check sharded arrays, which XLA gathers for a custom call."""
 
     @jax.jit
     def derived(x, residual, weight):

@@ -21,7 +21,7 @@ STREAM = 0x5EED
 CONTEXT = 0xC0
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "ui8": "uint8"}
 _CALL = re.compile(r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$")
-_Span = _xla_structs._struct(start=ctypes.c_void_p, length=ctypes.c_size_t)  # of an attribute
+_Span = _xla_structs._struct(start=ctypes.c_void_p, length=ctypes.c_size_t)  # an attribute's text
 
 
 class CustomCall(NamedTuple):
@@ -53,7 +53,7 @@ def _specs(text: str) -> list[Any]:
 
 
 class Api:
-    """An XLA FFI api with one stream that records errors."""
+    """An XLA FFI API with one stream; it records errors."""
 
     def __init__(self, version: tuple[int, int] = _xla_structs.KNOWN, stream: int = STREAM) -> None:
         self.errors: list[str] = []
@@ -103,8 +103,8 @@ class Frame:
         )
 
     def handle(self, run: Any) -> int | None:
-        """Pass the frame to a handler; its api is not in the handler's cache."""
-        _handler._known_apis.clear()  # XLA's own api never moves
+        """Pass the frame to a handler that does not know its API yet."""
+        _handler._known_apis.clear()  # XLA's own API never moves
         return _handler.handler(run)(ctypes.addressof(self.frame))
 
     def _keep(self, thing: Any) -> Any:

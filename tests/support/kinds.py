@@ -28,14 +28,14 @@ class Foreign:
 
 
 class ForeignBefore1(Foreign):
-    """The same, of a DLPack before max_version."""
+    """A foreign array of a DLPack before version 1, without max_version."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         return self.array.__dlpack__(stream=stream)
 
 
 class OnDlpack(OnNumpy):
-    """Foreign objects, whose results are NumPy arrays; torch exports bfloat16."""
+    """Foreign objects, whose results are NumPy arrays; those of bfloat16 wrap torch tensors."""
 
     def put(self, array: Any) -> Any:
         return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)
@@ -60,7 +60,7 @@ class ForeignOnCuda(Foreign):
         return (2, self.array.data.device_id)
 
     def __dlpack__(self, *, stream: int, max_version: Any = None) -> Any:
-        """Return a capsule of NumPy, which reads no memory, with the device of the array."""
+        """Return NumPy's capsule, which needs no access to memory, with the array's device."""
         self.streams.append(stream)
         array = self.array
         raw = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
@@ -98,7 +98,7 @@ GPU_KINDS = {
 
 
 def kinds(*without: str) -> list[Any]:
-    """Return test parameters: every kind; those on a GPU are marked so."""
+    """Return all kinds as test parameters; kinds on a GPU have the mark gpu."""
     return [
         pytest.param(kind, id=name, marks=[pytest.mark.gpu] * (name in GPU_KINDS))
         for name, kind in (KINDS | GPU_KINDS).items()

@@ -37,7 +37,7 @@ def use(level: str) -> None:
         return
     _stored[_current] = _compile.loaded
     _compile.loaded = _stored.get(level) or OnceMap()
-    _dispatch.clear_calls()  # its calls hold kernels of the former level
+    _dispatch.clear_calls()  # cached calls hold kernels of the former level
     _current = level
     # O3 is the shipped level. The gold linker makes a build at O0 7 % shorter.
     included = f" -include {_headers()}" if level == "O0" and _headers().exists() else ""

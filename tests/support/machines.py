@@ -20,7 +20,7 @@ import pytest
 from tests.support.host_code import INCLUDE, MACHINES, runs_here
 from tests.support.internals import OnceMap, _compile, _dispatch
 
-Edits = Mapping[str, tuple[str, str]]  # of headers: a text that stands once, and what replaces it
+Edits = Mapping[str, tuple[str, str]]  # header: a text that it has once, and a new text
 
 _ROW = "packs += row.slot * ((row.walk.width + B::pack - 1) / B::pack);"
 _GROUPS = "packs = reinterpret_cast<Items<B>*>(HandedOn<B>{sizes, handed_on}.items());"
@@ -46,7 +46,7 @@ def machines() -> tuple[str, ...]:
 
 @contextmanager
 def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
-    """Compile for a machine, at the level of the test, with headers that are poisoned or others."""
+    """Compile for a machine, at the test's level, with these headers or the poisoned ones."""
     headers = headers or _poisoned()
     options = os.environ.get("CUNORM_CXXFLAGS", "")
     more = "" if machine == "native" else f" -march={machine}"
@@ -65,7 +65,7 @@ def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
 
 def _forget() -> None:
     _compile._stand_ins.cache_clear()
-    _dispatch.clear_calls()  # its calls hold kernels
+    _dispatch.clear_calls()  # cached calls hold kernels
 
 
 def edited(folder: Path, edits: Edits) -> Path:
@@ -75,7 +75,7 @@ def edited(folder: Path, edits: Edits) -> Path:
     for name, (old, new) in edits.items():
         path = copy / "host" / name
         text = path.read_text("utf-8")
-        assert text.count(old) == 1, f"{name} has no longer once: {old}"
+        assert text.count(old) == 1, f"{name} does not have exactly once: {old}"
         path.write_text(text.replace(old, new), "utf-8")
     return copy
 
@@ -87,4 +87,4 @@ def _poisoned() -> Path:
     return edited(Path(folder.name), POISON)
 
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # which are removed with it
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Faults at every moment of a first call: before each of its file operations and processes.
 
-They need a process of their own: Python reports these moments to audit hooks, which cannot be
-removed.
+Tests use it in a process of their own: it installs an audit hook, which cannot be removed.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from tests.support.internals import _compiler, _files, cache_folder
 OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.scandir", "shutil.rmtree"}
 OPERATIONS |= {"ctypes.dlopen", "subprocess.Popen"}
 
-_fault: Callable[[str], None] | None = None  # given the operation
+_fault: Callable[[str], None] | None = None  # takes the operation
 
 
 class Moment(NamedTuple):
     operation: str
-    status: int  # with which the process ended
-    left: list[str]  # the names of temporary folders
+    status: int  # the exit status of the process
+    left: list[str]  # the temporary folders that remain
 
 
 def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Moment]:
-    """Make first calls in forked children, each with a fault at a later moment than the last.
+    """Make a first call in a forked child for each moment, with a fault at that moment.
 
-    After each, all files outside of temporary folders are complete, and the call of another process
-    is right.
+    After each fault, check that all files outside of temporary folders are complete, and that a
+    call in another process is right.
     """
     assert _compiler.has_compiler()
     folder, found = cache_folder(), []

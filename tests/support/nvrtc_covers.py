@@ -28,15 +28,15 @@ from tests.support.internals import (
     cuda_schedule,
 )
 
-ROWS = 1 << 20  # enough for every block
+ROWS = 1 << 20  # enough for all blocks
 
-# Choices of kernels. An operand has x's dtype ("x"), float32 or another one; None: absent.
+# The choices. An operand has x's dtype ("x") or a named dtype; None means absent.
 COMMON = {
     "x": tuple(DTYPES),
     "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
     "weight": (None, "x", "float32"),
     "access": (1, 2, 16),
-    # No clusters and copies; all features of the GPU; no room for clusters of 16.
+    # No features; all features of the GPU; all, with clusters of at most 8 blocks.
     "features": ("none", "all", "clusters of 8"),
 }
 SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
@@ -47,11 +47,11 @@ OF_ROWS = COMMON | {
     "offset": (False, True),
     "rounded": (False, True),
     "center": (False, True),
-    # Widths of each kind of plan: teams within a warp, of a block, of clusters; rows that a block
-    # streams, and that a cluster streams with and without sums in shared memory; odd widths.
+    # Widths for each kind of plan: teams in a warp, of a block and of a cluster; rows that a block
+    # streams; rows that a cluster streams, with and without sums in shared memory; odd widths.
     "width": (1, 100, 1000, 1538, 4096, 5003, 5120, 16384, 20001, 65536, 100003, 262144, 1 << 20),
     "groups": (1, 3, 8),
-    "axes": (1, 3),  # of operands, in front of the row
+    "axes": (1, 3),  # leading axes of operands
 }
 FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
 BACKWARD = {
@@ -66,8 +66,8 @@ PARAM_GRAD = {
     "dbias": (None, *DTYPES),
     "accumulate": (False, True),
 }
-# Positions, channels and groups: one position, one group, small groups, which share a block, larger
-# ones, long samples, odd sizes, and groups with more channels than threads. A block, a cluster or
+# Positions, channels and groups: one position, one group, small groups that share a block, larger
+# groups, long samples, odd sizes, and groups with more channels than threads. A block, a cluster or
 # two launches make the passes, depending on dtypes and the GPU.
 SHAPES = (
     *((1, 96, 2), (49, 96, 1), (500, 320, 32), (1024, 256, 2), (16384, 320, 32)),
@@ -197,5 +197,5 @@ def group_cover(architecture: str) -> list[Launch]:
         for case in cases(kind)
         for launch in group_launches(case, architecture)
     ]
-    found.sort(key=lambda launch: launch.shared)  # of each build, keep the one with most
+    found.sort(key=lambda launch: launch.shared)  # for each build, keep the largest
     return list({launch.build: launch for launch in found}.values())

@@ -107,7 +107,7 @@ def assert_same_bits(actual: Any, expected: Any, what: str = "result") -> None:
 
 
 def assert_same_fields(actual: Any, expected: Any) -> None:
-    """Compare results of a norm by fields: the same are None, the others are equal bit for bit."""
+    """Compare results of a norm: in each field both are None, or equal bit for bit."""
     for field in expected._fields:
         array, right = getattr(actual, field), getattr(expected, field)
         assert (array is None) == (right is None), field
@@ -117,7 +117,7 @@ def assert_same_fields(actual: Any, expected: Any) -> None:
 
 @contextmanager
 def at(*context: Any) -> Iterator[None]:
-    """Add the place to an assertion's message, for loops over many cases in one test."""
+    """Add context to an assertion's message, for loops over many cases in one test."""
     try:
         yield
     except AssertionError as error:

@@ -81,9 +81,9 @@ class Samples(NamedTuple):
 class Placed:
     """An array that begins some elements off a boundary and ends at the end of its memory.
 
-    Its shape, strides and dtype are those of `like`. Without values its elements are poison. So is
-    the memory between its elements and, on a CPU, some memory behind it, where a store would not
-    fault.
+    Its shape, strides and dtype are those of `like`. Elements without values are poison. The memory
+    between elements is poison too and, on a CPU, also some memory behind the array, where a store
+    would not fault.
     """
 
     def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
@@ -112,13 +112,13 @@ class Placed:
         self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
-        """Check that the memory is unchanged; if it was written, between the elements only."""
+        """Check that the memory is unchanged: all of it or, if `written`, that between elements."""
         raw, part = self._on.get(self._raw), self._between if written else slice(None)
         assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
 
 def numbers(rng: np.random.Generator, shape: Shape, kind: str) -> Array:
-    """Draw "normal" numbers, "quarters" (multiples), heavy "tails", "equal" ones or "zeros"."""
+    """Draw "normal" numbers, multiples of a quarter, heavy "tails", "equal" numbers or "zeros"."""
     if kind == "tails":
         return np.clip(rng.standard_t(2, shape), -1000, 1000)
     if kind in ("equal", "zeros"):
@@ -128,7 +128,7 @@ def numbers(rng: np.random.Generator, shape: Shape, kind: str) -> Array:
 
 
 class Draws:
-    """Draws operands one after another, the same ones each time; layouts rotate.
+    """Draws operands one after another, with the same numbers in each run; layouts rotate.
 
     Parameters
     ----------
@@ -141,11 +141,11 @@ class Draws:
     layouts : tuple
         The layouts of operands like x, in rotation.
     results : tuple, optional
-        The layouts of results; by default the same, but none is expanded.
+        The layouts of results; by default `layouts`, but no result is expanded.
     values : str
         The numbers of operands that are not `near`: see `numbers`.
     scale : float
-        A factor of them.
+        A factor of these numbers.
     far : bool
         Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
     offset : int
@@ -202,7 +202,7 @@ class Draws:
         return None if array is None else self._keep(np.empty(array.shape, array.dtype), array)
 
     def result(self, dtype: str) -> Placed:
-        """Place an array for a result like x; none is expanded."""
+        """Place an array for a result like x; it is contiguous if its layout would be expanded."""
         layout = next(self._results)
         layout = "contiguous" if layout == "expanded" else layout
         return self._keep(self._empty(DTYPES[dtype], layout), None)

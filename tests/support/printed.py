@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an example printed: the sentence at the end, and the path of its picture."""
+"""Checks of an example's output: the sentence at its end, and the path of its picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def figures(printed: str, sentence: str) -> list[float]:
-    """Return the numbers of the last line: the groups of the regex that it matches."""
+    """Match the last line with a regex, and return the groups as numbers."""
     last = printed.splitlines()[-1]
     found = re.fullmatch(sentence, last)
     assert found, last
@@ -16,6 +16,6 @@ def figures(printed: str, sentence: str) -> list[float]:
 
 
 def shows_picture(printed: str, path: str | Path, folder: str | Path = "") -> bool:
-    """Return whether the last line but one is a path, relative to a folder, of a PNG."""
+    """Check that the line before the last names a path; return whether a PNG is there."""
     assert printed.splitlines()[-2] == f"picture: {path}"
     return Path(folder, path).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -17,7 +17,7 @@ SETUP = textwrap.dedent("""
         return len(os.listdir("/proc/self/task"))
 
     def check(seed, backward=True):
-        # Tolerances are for wrong numbers, not for wrong roundings.
+        # These tolerances show wrong numbers, but not wrong roundings.
         rng = np.random.default_rng(seed)
         x, dy = (rng.standard_normal((600, 257)).astype(np.float32) for _ in range(2))
         weight = rng.standard_normal(257).astype(np.float32)
@@ -34,7 +34,7 @@ SETUP = textwrap.dedent("""
 
 
 def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
-    """Run a script, and return its output; it fails by raising or by hanging."""
+    """Run a script, and return its output; a script fails by raising or by hanging."""
     # Python 3.12 warns about forks of processes with threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
     finished = subprocess.run(
@@ -51,14 +51,14 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter in a process of its own, whatever its exit status."""
+    """Run the interpreter in a process of its own; any exit status is accepted."""
     options = {"capture_output": True, "text": True, "cwd": ROOT}
     command, env = [sys.executable, *arguments], {**os.environ, **environment}
     return subprocess.run(command, **options, env=env, check=False)
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs, on Linux; an ended one that init has not collected does not."""
+    """Return whether a process runs, on Linux; a zombie does not run."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run of the tests needs on a real GPU, of which conftest.py takes the hooks."""
+"""Setup and hooks for tests on a real GPU; conftest.py imports the hooks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 
 from tests import softgpu
 
-_CONTROL = Path("/dev/nvidiactl")  # the driver's, where its kernel module is loaded
+_CONTROL = Path("/dev/nvidiactl")  # there if the driver's kernel module is loaded
 _failed = pytest.StashKey[bool]()
 
 
 def prepare_jax() -> None:
-    """Set what JAX reads when it starts, unless the user has set it; call it before.
+    """Set environment variables of JAX that the user has not set, before JAX starts.
 
-    Without the first setting, the first process of a run takes three quarters of the GPU's memory.
-    The second makes the CPU the default device, as most tests of JAX need; tests of a GPU ask for
-    `jax.devices("cuda")`. A JAX without CUDA would refuse that setting.
+    Without the first variable, the first process of a run takes three quarters of the GPU's memory.
+    The second variable makes the CPU the default device, as most tests of JAX need; tests of a GPU
+    ask for `jax.devices("cuda")`. A JAX without CUDA would refuse the second variable.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
@@ -32,7 +32,7 @@ def prepare_jax() -> None:
 
 
 def why_no_gpu() -> str | None:
-    """Return what is missing for a test on a GPU (real or software); None if nothing is."""
+    """Return what is missing for a test on a GPU (real or software); None if nothing is missing."""
     try:
         import cupy
     except ImportError as error:
@@ -71,7 +71,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """End the process after a failed test that leaves the GPU unusable, when that is reported."""
+    """If a failed test leaves the GPU unusable, end the process after the report of the test."""
     done = yield
     if item.stash.get(_failed, False) and item.get_closest_marker("gpu"):
         _end_if_lost(item.nodeid)

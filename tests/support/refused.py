@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are wrong in a single way: the error is exact, and no array is written."""
+"""Calls with one wrong argument: checks of the exact error, and that no array is written."""
 
 from __future__ import annotations
 

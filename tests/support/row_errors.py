@@ -2,14 +2,14 @@
 """The intermediate values of a row norm, up to n and dp, and their error bounds.
 
 Arrays are [rows, groups, d] here, and a row is the last axis. "ulp" is the spacing of the numbers
-of the compute type, u is half of the spacing at 1. To the errors of a plain norm are added those of
+of the compute type, u is half of the spacing at 1. Two options add errors to those of a plain norm:
 
-- a gate's activation, see `gate_bounds`. Before the norm it changes p, and so the statistics, r and
-  dp; after the norm, y and dr;
-- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result has this rounding,
-  too; but next to a tie, a k * r within its bound can round to the other side.
+- a gate's activation, see `gate_bounds`. Before the norm, its error changes p, the statistics, r
+  and dp; after the norm, it changes y and dr;
+- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result is rounded too, but
+  next to a tie, a k * r within its bound can round to the other side.
 
-All these errors are to first order, each taken at its largest.
+Bounds are to first order, with each error at its largest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Options:
 
 
 class Rows:
-    """The exact rows, and the errors that a gate or a rounding adds to those of a plain norm."""
+    """The exact values of rows, and the errors that a gate or round_before_weight adds."""
 
     def __init__(self, s, weight, bias, options: Options, *, compute, rounded_to) -> None:
         """Compute the exact rows of a norm of s; round_before_weight rounds kr to `rounded_to`."""
@@ -84,7 +84,7 @@ class Rows:
         self.n = self.kr * self.w + (0.0 if bias is None else options.parameter(bias))
 
     def _round(self, dtype: Any) -> None:
-        """Round kr; next to a tie, the two ends of its error may round to different sides."""
+        """Round kr; next to a tie, kr - error and kr + error may round to different numbers."""
         kr = self.kr
         error = n_bound(kr, kr, self.compute) + abs(self.k) * self.r_error
         ends = (kr, kr - error, kr + error)
@@ -96,8 +96,8 @@ class Rows:
         """Propagate the error e of p = s * g, from g and from the product, to the statistics.
 
         The mean changes by at most mean(e), rstd by the factor 1 + rstd**2 * mean(abs(q) * e). q
-        changes by e; with center by e - mean(e), at most e * (1 - 2/d) + mean(e), as mean(e)
-        contains e.
+        changes by e. With center it changes by e - mean(e), at most e * (1 - 2/d) + mean(e),
+        because mean(e) contains e.
         """
         s, r = self.s, self.r
         error = np.abs(s) * gate.value_error + product_error(s * gate.value, self.compute)
@@ -117,15 +117,15 @@ class Rows:
         return ulp(self.mean, self.compute) + units / self.rstd + self.added_to_mean
 
     def rstd_error(self) -> Array:
-        """Bound the error of rstd: relatively 4 ulp of 1, as for y (8 for wide rows)."""
+        """Bound the error of rstd: 4 ulp of 1, relative to rstd, as for y (8 for wide rows)."""
         units = 2 * count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return self.rstd * (units + self.added_to_rstd)
 
     def n_error(self) -> Array:
         """Bound the error of n for each row; for each element if kr is rounded.
 
-        With rounding, kr is exact except near a tie; weight + weight_offset, the product and the
-        sum with bias then round once each; weight and bias of a wider dtype are rounded before.
+        A rounded kr is exact except near a tie. Then weight + weight_offset, the product and the
+        sum with bias round once each. weight and bias of a wider dtype are rounded first.
         """
         terms = np.abs(self.kr * self.w)
         if self.kr_error is None:
@@ -160,7 +160,7 @@ class Rows:
     def dgate_error(self, dy: Array) -> Array:
         """Bound the error of dgate before the store: of g' * dp * s, or g' * dy * n after the norm.
 
-        The three roundings are of two products, and of a dy of a wider dtype.
+        There are three roundings: two products, and a dy of a wider dtype.
         """
         if self.before is None:
             gate, factor, error = self.after, dy * self.n, np.abs(dy) * self.n_error()
@@ -173,8 +173,8 @@ class Rows:
     def dp_error(self, dy: Array, d_residual: Array | None = None) -> Array:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
-        8 ulp of the largest term, because terms may cancel (16 for wide rows). That is twice the 4
-        of y: rstd and the sums enter three times. The errors of gates in rstd, dr and r are added.
+        The bound is 8 ulp of the largest term (16 for wide rows), because terms may cancel. It is
+        twice the bound of y, because rstd and the sums enter three times. Gates add errors.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -195,7 +195,7 @@ class Rows:
     def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
         """Return, for each element, the |summand| that gets 8 u, and its further error.
 
-        r = (t - correction) * rstd also has the correction's rounding: up to 2 u, a quarter.
+        With center, r = (t - correction) * rstd has the correction's rounding too, up to 2 u.
         """
         dn = np.abs(self.dn(dy))
         if self.kr_error is None:
@@ -231,14 +231,14 @@ def n_bound(n: Array, terms: Array, compute: str) -> Array:
 
     rstd has the sums' rounding, an ulp or two; the mean is off by less than an ulp of the
     deviation; q, the products with rstd, k and weight, and the sum with bias round once each. The
-    worst of 3 million rows of 2 to 32 elements was 3.9 ulp with careful arithmetic.
+    worst of 3 million rows of 2 to 32 elements was 3.9 ulp.
     """
     scale = row_max(np.maximum(np.abs(n), np.abs(terms)))
     return count(4, compute, n.shape[-1]) * ulp(scale, compute)
 
 
 def product_error(exact: Array, compute: str) -> Array:
-    """Bound the rounding of a product; a small gate may let CUDA flush it to 0."""
+    """Bound the rounding of a product; with a small gate, CUDA may flush the product to 0."""
     return count(1, compute) * 0.5 * ulp(exact, compute) + smallest_normal(compute)
 
 

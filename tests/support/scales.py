@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The roundings of rstd and k * rstd, by rows without any other rounding."""
+"""Checks of the roundings of rstd and k * rstd, on rows without any other rounding."""
 
 import math
 
@@ -10,11 +10,11 @@ from tests.support.ulps import ulp
 
 
 def check_scales(forward, rows):
-    """Check rstd of `forward(x, c)`, with eps = 0, to half an ulp and little more.
+    """Check `forward(x, c)` with eps = 0: the error of rstd is hardly above half an ulp.
 
     A row is (1, b) with an integer b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd. Relative to its number, an ulp varies by a factor of two, so the roundings of rstd, k
-    and their product are 2.5 ulps at most.
+    k * rstd. Half an ulp of rstd, or of k, is at most one ulp of their product; with the product's
+    own rounding, the error is at most 2.5 ulps.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)

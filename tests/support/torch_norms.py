@@ -124,7 +124,7 @@ class GateRequiredNorm(Formula):
         return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
 
 
-# Each: a module, and what it runs with float32 parameters.
+# For each name: what creates the module, and the call that replaces its float32 forward.
 CUSTOM_NORMS = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),

@@ -19,7 +19,7 @@ def ulp(values: Array, dtype: str) -> Array:
     The values need not be numbers of `dtype`. The spacing is NaN if a value is not finite.
     """
     info, values = INFO[dtype], np.asarray(values, dtype=np.float64)
-    exponent = np.frexp(values)[1] - 1  # of 2**exponent <= |value| < 2**(exponent + 1)
+    exponent = np.frexp(values)[1] - 1  # 2**exponent <= |value| < 2**(exponent + 1)
     exponent = np.where(values == 0, info.minexp, np.maximum(exponent, info.minexp))
     return np.where(np.isfinite(values), np.ldexp(1.0, exponent - info.nmant), np.nan)
 
@@ -34,7 +34,7 @@ def smallest_normal(dtype: str) -> float:
 
 
 def narrows(dtype: str, compute: str) -> bool:
-    """Whether storing a number of type `compute` as `dtype` rounds it."""
+    """Return whether storing a number of type `compute` as `dtype` rounds the number."""
     return INFO[dtype].nmant < INFO[compute].nmant
 
 
@@ -46,8 +46,8 @@ def rounding(exact: Array, dtype: str, compute: str) -> Array:
 def assert_within(actual: Array, expected: Array, bound: Array, name: str = "result") -> float:
     """Assert abs(actual - expected) <= bound, and return the worst error in units of the bound.
 
-    NaN matches NaN only, an infinity itself only. An exact value beyond the largest number of
-    actual's dtype is expected to be stored as an infinity.
+    NaN matches only NaN, and an infinity matches only itself. An exact value beyond the largest
+    number of actual's dtype is expected to be stored as an infinity.
     """
     if actual.shape != expected.shape:
         raise AssertionError(f"{name} has shape {actual.shape}, expected {expected.shape}")

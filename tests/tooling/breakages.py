@@ -61,7 +61,7 @@ class Outcome:
 
 
 def breakages() -> list[Breakage]:
-    """Return the list."""
+    """Return the mistakes that breakages.toml lists."""
     areas = tomllib.loads(LIST.read_text("utf-8"))
     return [
         Breakage(name, area, one["file"], *one["change"], one["tests"])
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     chosen = [one for one in breakages() if _is_chosen(one, options)]
     if not chosen:
-        raise SystemExit("no breakage is of that name or area")
+        raise SystemExit("no breakage has that name or area")
     with tempfile.TemporaryDirectory(prefix="cunorm-breakages-") as folder:
         tree = Tree.made(Path(folder), root=ROOT)
         found = []
@@ -94,8 +94,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.tooling.breakages", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--only", default="", help="those whose names have this in them")
-    parser.add_argument("--area", help="those of an area")
+    parser.add_argument("--only", default="", help="breakages whose names contain this")
+    parser.add_argument("--area", help="breakages of an area")
     return parser.parse_args(argv)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
-TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another
+TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another status
 NOT_DONE = -1000  # the status of a run that was stopped
 _MAX_SECONDS = 900
 
@@ -53,7 +53,7 @@ class Tree:
     def environment(self) -> dict[str, str]:
         """Return the environment of the tests: caches depend only on the copies' sources."""
         caches = {name: os.environ.get(name) or str(self.folder / name) for name in CACHES}
-        # No .pyc: a file that changes within a second may keep a stale one.
+        # No .pyc files: a file that changes twice within a second may keep a stale one.
         more = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
         return {**os.environ, **caches, **more}
 
@@ -76,7 +76,7 @@ class Tree:
         with subprocess.Popen(command, **pipes, **process_options) as process:
             try:
                 out, err = process.communicate(timeout=seconds)
-            except BaseException as error:  # also that of Ctrl-C
+            except BaseException as error:  # Ctrl-C, too
                 os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()
                 if not isinstance(error, subprocess.TimeoutExpired):
@@ -85,7 +85,7 @@ class Tree:
         return Ran(command, process.returncode, out, err)
 
     def failures(self, tests: Sequence[str]) -> list[str]:
-        """Return the tests that fail, which are to run to the end."""
+        """Run tests to the end, and return those that fail."""
         if not tests:
             return []
         ran = self.pytest(tests)

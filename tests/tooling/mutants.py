@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """`python -m tests.tooling.mutants`: changing a token of a kernel makes some test fail.
 
-Mutants of all kernels and headers are drawn, more of long files, and at least two of each. Each is
-made in a copy of the working tree. The tests listed for its file in `mutants.toml` run there, those
-most likely to fail first, up to the first failure. A mutant that does not compile is replaced by
-the next one of its file. If a mutant survives, the exit status is 1, unless `mutants.toml` lists it
-with the reason why no test can see it. A seed gives the same mutants of the same text, and nearly
-the same of a changed text.
+Mutants of all kernels and headers are drawn, at least two of each file and more of long files. Each
+mutant is made in a copy of the working tree. There the tests that `mutants.toml` lists for its file
+run up to the first failure, the likeliest failures first. A mutant that does not compile is
+replaced by the next one of its file. If a mutant survives, the exit status is 1, unless
+`mutants.toml` lists it with the reason why no test can see it. A seed gives the same mutants of the
+same text, and nearly the same of a changed text.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ MAX_SECONDS = 1800
 HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
 _COUNTED = (KILLED, EQUIVALENT, SURVIVED)
-# What the CPU's compiler and NVRTC make of a text that does not compile.
+# Messages of the CPU's compiler and of NVRTC for a text that does not compile.
 _INVALID = re.compile(r"compiler does not compile|NVRTC does not compile|CompileException")
 _TEST = re.compile(r'File ".*?(tests/[\w/]+\.py)", line \d+ in (test_\w+)')
 
 
 class Settings(NamedTuple):
-    """What mutants.toml says."""
+    """The contents of mutants.toml."""
 
     skips: list[Skip]
     equivalents: dict[tuple[str, str], str]  # file and change: why
-    first_tests: dict[str, list[str]]  # of a file, or of the others in its folder
-    last_tests: dict[str, list[str]]  # of the files whose names begin so
+    first_tests: dict[str, list[str]]  # by file, or by folder for its other files
+    last_tests: dict[str, list[str]]  # by the beginning of a file's name
 
     def tests_of(self, file: str) -> list[str]:
         """Return the arguments of the runs of pytest."""
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a mutant, and the test that failed."""
+    """The outcome of a mutant, and the test that failed."""
 
     mutant: Mutant
     status: str
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 def settings() -> Settings:
-    """Return what mutants.toml says."""
+    """Read mutants.toml."""
     read = tomllib.loads(LIST.read_text("utf-8"))
     skips = [Skip(**one) for one in read["skip"]]
     equivalents = {
@@ -99,7 +99,7 @@ def all_mutants(skips: list[Skip]) -> dict[str, list[Mutant]]:
 
 
 def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
-    """Return how many are drawn of each file: about as many for each of its mutants."""
+    """Return how many mutants to draw from each file, about in proportion to its mutants."""
     least = {name: min(MIN_MUTANTS, size) for name, size in sizes.items()}
     rest = max(0, count - sum(least.values()))
     left = {name: size - least[name] for name, size in sizes.items()}
@@ -143,7 +143,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m tests.tooling.mutants", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--count", type=int, default=110, help="how many")
-    parser.add_argument("--seed", default="1", help="another one draws others")
+    parser.add_argument("--seed", default="1", help="another seed draws other mutants")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
     parser.add_argument("--only", default="", help="with this in file:line: change")
     parser.add_argument("--quick", action="store_true", help="without the last tests")
@@ -200,7 +200,7 @@ class Shared:
 
 
 def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
-    """Make a mutant in the copy, and run the tests of its file, then all, up to a failure."""
+    """Make a mutant in the copy, and run the first and last tests of its file up to a failure."""
     begin = time.monotonic()
 
     def made(status: str, by: str) -> Outcome:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A change of a file: what is put in place of text[begin:end]."""
+    """A change of a file: the replacement of text[begin:end]."""
 
     file: str
     begin: int
     end: int
     replacement: str
     line: int
-    change: str  # what stands there, and what is put there
+    change: str  # the old and the new text
 
     def applied(self, text: str) -> str:
         """Return the file's text with the change."""
@@ -35,7 +35,7 @@ Rule = Callable[[str], Iterable[Change]]
 
 _NOT_CODE = re.compile(
     r"//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])'|\"(?:\\.|[^\"\\\n])*\""  # comments and texts
-    r"|^[ \t]*#(?!define \w+ \S+$)(?:[^\n]*\\\n)*[^\n]*",  # the preprocessor's, but for constants
+    r"|^[ \t]*#(?!define \w+ \S+$)(?:[^\n]*\\\n)*[^\n]*",  # preprocessor lines, except constants
     re.DOTALL | re.MULTILINE,
 )
 
@@ -114,7 +114,7 @@ def _conditions(code: str) -> Iterator[Change]:
 
 def _guards(code: str) -> Iterator[Change]:
     for found in _INSIDE.finditer(code):
-        if not code[: found.start()].endswith("bool "):  # its definition
+        if not code[: found.start()].endswith("bool "):  # the definition of `inside`
             yield found.start(), closing(code, found.end()) + 1, "true"
 
 
@@ -122,7 +122,7 @@ def _indices(code: str) -> Iterator[Change]:
     for found in _INDEX.finditer(code):
         end = closing(code, found.end())
         index = code[found.end() : end]
-        if not index.isdigit():  # those are integers, too
+        if not index.isdigit():  # another rule changes integers
             yield found.end(), end, f"({index}) + 1" if " ? " in index else f"{index} + 1"
 
 
@@ -150,11 +150,11 @@ RULES: dict[str, Rule] = {
 
 
 class Skip(NamedTuple):
-    """What has no mutants: all that a pattern finds or, if that ends with {, up to its }."""
+    """Code without mutants: all that a pattern finds and, if a match ends with {, its block."""
 
     find: str
     why: str
-    file: str = ""  # or any
+    file: str = ""  # or any file
 
     def spans(self, file: str, code: str) -> Iterator[tuple[int, int]]:
         """Yield the spans of a file's code without mutants."""
@@ -177,7 +177,7 @@ def mutants(file: str, text: str, skips: Iterable[Skip] = ()) -> list[Mutant]:
 
 
 def _mutant(file: str, text: str, begin: int, end: int, replacement: str) -> Mutant:
-    """Return a mutant, whose change shows some of the line around it."""
+    """Return a mutant; its description includes some text around the change."""
     first, last = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
     before, after = text[first:begin].lstrip()[-30:], text[end:last][:30]
     what = f"{before}[{text[begin:end]} -> {replacement}]{after}"

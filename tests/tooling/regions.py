@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which lines of a C++ text some build compiles here: not those for other instruction sets."""
+"""The lines of a C++ text that some build compiles on this machine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def compiled_lines(text: str, machines: Sequence[Macros]) -> set[int]:
 
 
 def _lines_of(text: str, macros: Macros) -> set[int]:
-    """Return the lines for one machine; those for any macro of a build are among them."""
-    found, open_parts = set(), []  # of each open part: whether it is compiled, and a former was
+    """Return the lines for one machine, including lines for any macro of a build."""
+    found, open_parts = set(), []  # for each: is it compiled, was an earlier one
     for number, line in enumerate(text.replace("\\\n", "\\ ").splitlines(), start=1):
         if directive := _DIRECTIVE.match(line):
             kind, condition = directive[1], directive[2].partition("//")[0]

@@ -40,7 +40,7 @@ def test_an_error_has_the_unit_of_its_own_row_and_not_of_its_element(dtype):
         assert rms == pytest.approx(7 / math.sqrt(200), rel=1e-6)
 
 
-def test_the_unit_of_a_group_norm_is_that_of_a_samples_group_and_of_a_sum_that_of_the_vector():
+def test_the_unit_of_an_error_depends_on_a_samples_group_or_for_sums_on_the_vector():
     groups = [of_size(4.0**number, (2, 3, 3)) for number in range(32)]
     exact = np.concatenate(groups)[None]
     result = exact.copy()

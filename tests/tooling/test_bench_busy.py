@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench busy` times calls while other processes are busy, and ends these."""
+"""`python -m bench busy` times calls while other processes are busy, and ends the processes."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_processes_are_busy_until_the_end(monkeypatch):
     assert os.times().children_user > before.children_user
 
 
-def test_medians_are_of_as_many_calls_of_each():
+def test_medians_are_of_equally_many_calls_of_each_provider():
     left = {"cunorm": [1.0, 9.0, 2.0], "torch": [3.0, 3.0, 4.0]}
     turns = {name: Turn(times.copy().pop) for name, times in left.items()}
     assert busy.medians(turns, 3) == {"cunorm": 2.0, "torch": 3.0}

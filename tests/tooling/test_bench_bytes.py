@@ -28,7 +28,7 @@ from tests.emulation.machine import needs_softgpu
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 
-# Arrays as large as x that a forward and a backward must move (the table of the design).
+# Arrays as large as x that a forward and a backward must move.
 ARRAYS = {
     "rms_norm": (2, 3),
     "add_rms_norm": (4, 4),
@@ -92,7 +92,7 @@ def test_the_committed_table_has_every_operator_and_regime_and_no_fault():
     assert len(rows) == len(expected)
 
 
-def test_the_minimum_is_that_of_the_design():
+def test_the_minimum_is_that_of_the_arrays_that_must_move():
     rows = [row for row in read_csv(TABLE, Row) if row.dtype == "bfloat16"]
     for label, counts in ARRAYS.items():
         own = [row for row in rows if f"{row.operator} {row.memory}".strip() == label]
@@ -102,7 +102,7 @@ def test_the_minimum_is_that_of_the_design():
             assert row.minimum == 2 * elements * counts[DIRECTIONS.index(row.direction)]
 
 
-def test_what_is_not_kept_is_read_twice_and_nothing_else():
+def test_only_streamed_rows_and_samples_of_two_launches_are_read_twice():
     read_twice = {(row.regime, row.read_again > 0) for row in read_csv(TABLE, Row)}
     assert {regime for regime, is_read in read_twice if is_read} == {STREAMED, TWO_LAUNCHES}
     assert not {(STREAMED, False), (TWO_LAUNCHES, False)} & read_twice

@@ -55,7 +55,7 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
         for direction in ("forward", "backward")
     }
     assert all(row.p50_us > 0 for row in rows)
-    assert all(row.host_us == row.p50_us for row in rows if row.shape == "70x96")  # all host cost
+    assert all(row.host_us == row.p50_us for row in rows if row.shape == "70x96")  # all host
     assert all((row.error is None) == (row.provider == "copy") for row in rows)
     assert {(row.threads, row.driver) for row in rows} == {(1, "")}
     assert all("1 of " in row.device and "torch" in row.versions for row in rows)
@@ -64,7 +64,7 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
     assert int(ahead) == int(used) >= 2 * 3
 
 
-def test_what_is_requested_fills_in_the_rest():
+def test_given_options_determine_the_others():
     assert timing.parse([]).providers == ["cunorm", "torch", "cunorm-ungated"]
     named = timing.parse(["--providers", "jax,cunorm"]).providers
     assert named == ["jax", "cunorm", "cunorm-ungated"]
@@ -80,7 +80,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_bench_names_what_it_does_not_know(wrong, capsys):
+def test_bench_names_wrong_options(wrong, capsys):
     option, value = wrong.split()
     with pytest.raises(SystemExit):
         timing.parse(["--shapes", "64x64", option, value])

@@ -54,10 +54,10 @@ def test_every_operator_of_the_gpu_scripts_matches_the_oracle(label):
 
 
 @pytest.mark.parametrize("label", ["rms_norm+post_gate", "group_norm+silu NHWC"])
-def test_what_torch_compiles_computes_the_same(label):
+def test_calls_compiled_by_torch_compute_the_same(label):
     torch = pytest.importorskip("torch")
     operator = BY_LABEL[label]
-    # All of torch.compile but code generation, which takes long.
+    # All of torch.compile except code generation, which takes long.
     function = peers.compiled(torch, peers.torch_function(torch, operator, 64), "aot_eager")
     host = host_operands(operator, "float32", (9, 64, 5, 3)[: operator.axes])
     tensors = {name: torch.from_numpy(array) for name, array in host.items()}
@@ -70,7 +70,7 @@ def test_what_torch_compiles_computes_the_same(label):
             assert worst_error(named, oracle(operator, direction, host)) < 1e-6
 
 
-def test_a_mean_is_wrong_by_deviations():
+def test_the_error_of_a_mean_is_measured_in_deviations():
     expected = {"mean": np.array([1e-9, 0.0]), "rstd": np.array([0.5, 0.25])}
     right = {"mean": np.array([2e-9, 1e-9]), "rstd": np.array([0.5, 0.25])}
     wrong = right | {"mean": np.array([1e-9, 0.4])}
@@ -96,7 +96,7 @@ def test_a_call_moves_the_bytes_of_its_operands():
 
 
 @pytest.mark.parametrize("operator", OF_CHANNELS, ids=lambda operator: operator.label)
-def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
+def test_images_have_the_memory_order_that_their_operator_names(operator):
     last = operator.memory == "NHWC"
     host = host_operands(operator, "bfloat16", (6, 32, 5, 3))
     for name in ("x", "dy"):
@@ -108,7 +108,7 @@ def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
 
 # --- check_gpu.sh ---------------------------------------------------------------------------------
 
-# An interpreter whose smoke tests fail and whose tests hang, if they are to.
+# An interpreter whose smoke tests fail, and whose tests hang if HANGS is set.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *find_spec* | *torch*triton*) ;;
@@ -128,7 +128,7 @@ def check_gpu(*arguments, **environment):
 
 @pytest.fixture
 def stub(tmp_path):
-    """Return the environment for runs with an interpreter that does nothing, in a second."""
+    """Return the environment for runs with that interpreter, limited to a second."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o700)
     few = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": str(tmp_path)}
@@ -165,7 +165,7 @@ def test_check_gpu_says_what_it_would_run_and_when(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_what_they_wrote(tmp_path, stub):
+def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_their_output(tmp_path, stub):
     run = check_gpu(tmp_path / "out", **stub, HANGS="yes")
     log = (tmp_path / "out" / "check_gpu.log").read_text()
     assert run.returncode == 1
@@ -240,7 +240,7 @@ def test_check_gpu_writes_one_log_and_at_most_seven_tables(tmp_path, stub):
 
 @pytest.mark.gpu
 def test_the_recorded_builds_are_those_of_these_kernels(tmp_path):
-    """Else run `python -m bench builds record`."""
+    """If this fails, run `python -m bench builds record`."""
     builds = gpu_builds.read(gpu_builds.LIST)
     gpu_builds.write(tmp_path / "list", builds)
     assert (tmp_path / "list").read_text() == gpu_builds.LIST.read_text()
@@ -260,7 +260,7 @@ def test_a_call_compiles_nothing_after_its_builds_are_compiled_ahead(tmp_path, m
     monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
     builds = set(gpu_builds._builds_of(operator, "float32", shape))
     assert {gpu_builds._error_of(build) for build in builds} == {""}
-    ahead = set(tmp_path.iterdir())  # but those that this process has compiled for another test
+    ahead = set(tmp_path.iterdir())  # except builds compiled for another test
     monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
     assert check(operator, "float32", shape, partial(upload, cupy), cupy.asnumpy) < 1e-6
     assert set(tmp_path.iterdir()) == ahead

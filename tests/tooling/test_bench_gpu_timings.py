@@ -77,7 +77,7 @@ def gpu(monkeypatch):
     return device
 
 
-def test_gpu_timings_write_every_provider_and_what_they_were_measured_on(gpu, tmp_path, capsys):
+def test_gpu_timings_write_every_provider_and_the_machine(gpu, tmp_path, capsys):
     options = ("--shapes", "64x96", "--op", "rms_norm+post_gate", "--dtype", "float32")
     chosen = ("--providers", "cunorm-cupy,cunorm,torch")
     out = tmp_path / "gpu.csv"
@@ -95,7 +95,7 @@ def test_gpu_timings_write_every_provider_and_what_they_were_measured_on(gpu, tm
     assert "/ ungated" in capsys.readouterr().out
 
 
-def test_what_has_a_stream_of_its_own_is_timed_to_the_end_of_its_last_call(gpu):
+def test_a_provider_with_its_own_stream_is_timed_to_the_end_of_its_last_call(gpu):
     waited = []
     turn = gpu.turn([lambda: "first", lambda: "second"], waited.append)
     waited.clear()
@@ -151,7 +151,7 @@ def test_rows_are_in_the_csv_as_soon_as_they_are_timed(gpu, tmp_path, monkeypatc
     assert "rms_norm" in capsys.readouterr().out
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_a_missing_cupy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(SystemExit, match="cuda13"):
         timing.main(SMALL)
@@ -201,7 +201,7 @@ def test_a_library_that_is_not_there_or_has_no_cuda_is_left_out_and_named(monkey
     assert providers.load("cpu", ["torch"])[0]
 
 
-def test_the_ungated_has_its_own_bytes_and_the_copy_those_of_the_gated(gpu):
+def test_the_ungated_norm_has_its_own_bytes_and_the_copy_those_of_the_gated_norm(gpu):
     found, _ = providers.load("cpu", ["cunorm-numpy", "cunorm-ungated"])
     point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
     rows, failures = engine.time_point(gpu, point, found, FACTS, 0.001)

@@ -15,8 +15,8 @@ from bench.static_plan import TWO_LAUNCHES
 from bench.static_plans import DIRECTIONS, default_features, grid, plans
 from cunorm._core.caps import NONE
 
-# A forward. A thread copies packs of 16 bytes, by four and the remainder; sums them twice, by two
-# and the remainder; and writes them. Diverged warps and a division have slow paths.
+# A forward. A thread copies packs of 16 bytes, four at a time and then the rest. It sums them
+# twice, two at a time and then the rest, and writes them. Divergence and division have slow paths.
 TILE = """
         /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
         /*0010*/                   LDC.64 R4, c[0x0][0x228] ;
@@ -73,7 +73,7 @@ PACKS = Packs({0: 16, 24: 16}, 16, 8.0)
 POINTERS = frozenset((0, 24, 48, 56))
 
 
-def test_main_loops_count_for_all_packs_and_what_is_left_over_does_not():
+def test_main_loops_count_for_all_packs_and_remainder_loops_do_not():
     once = 3 + 1 + 2 + 2 + 1 + 1
     found = executed(TILE, "90", POINTERS, PACKS)
     assert found.total == once + 6 * 8 / 4 + 4 * 8 / 2 + 4 * 8 / 2 + 7 * 8 / 2

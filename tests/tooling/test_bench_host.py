@@ -39,7 +39,7 @@ def few(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["--device cuda", "--shapes 4x64", "--quick", "--calls 1"])
-def test_host_refuses_what_it_would_ignore(wrong, capsys):
+def test_host_refuses_options_that_it_would_ignore(wrong, capsys):
     with pytest.raises(SystemExit):
         timing.parse(["--host", *wrong.split()])
     assert f"--host takes no {wrong.split()[0]}\n" in capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_against_takes_a_checkout_and_host(wrong, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_bench_prints_what_small_calls_cost_the_host():
+def test_bench_prints_the_host_time_of_small_calls():
     timers = host_calls.operator_timers(operators("rms_norm", "group_norm"))
     found = host.figures(host.times(timers, runs=1))
     lines = host.table("on float32", found).splitlines()[3:]
@@ -133,7 +133,7 @@ def test_another_checkout_is_timed_beside_this_one(tmp_path, capsys):
         assert len({row["commit"] for row in csv.DictReader(file)}) == 2
 
 
-def test_calls_of_other_checkouts_use_public_names_alone():
+def test_calls_of_other_checkouts_use_only_public_names():
     for name in ("host_calls", "cases", "peers", "arrays"):
         text = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert not re.search(r"cunorm(\.\w+)*\._|from cunorm[\w.]* import .*\b_", text)

@@ -72,7 +72,7 @@ STREAMED = """
 """
 
 
-def test_of_a_kept_row_late_loads_waits_and_the_usual_path_are_counted():
+def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
     found = read(KEPT, "90", OPERANDS)
     assert found.late_loads == 1  # the second load of weight; the slow path does not count
     assert found.work.total == 6 + 4 + 9  # before the branch, on the fast path, after it
@@ -90,7 +90,7 @@ def test_loads_before_the_first_store_are_not_late():
     assert read(statistic, "90", OPERANDS).late_loads == 0
 
 
-def test_a_loop_of_a_streamed_row_is_taken_for_the_threads_share_of_it():
+def test_a_loop_of_a_streamed_row_counts_for_the_threads_share_of_it():
     found = read(STREAMED, "90", OPERANDS._replace(share=64.0))
     assert (found.loaded, found.waits) == (8 * 16, 8)
     assert found.work.total == 3 + 8 * 5 + 1
@@ -102,7 +102,7 @@ def test_loads_in_flight_together_are_those_before_a_value_is_needed():
 
 
 GPU = Gpu("90", sm_count=100, clock=1e9, copy=2e12, latency=1e-6, l2_latency=1e-6)
-# 500 instructions of each of 8 warps, half of them of integers, and no wait but those for loads.
+# 500 instructions of each of 8 warps, half of them of integers, and no wait except for loads.
 WORK = Work(total=500.0, alone=1000.0, integer=250.0)
 
 

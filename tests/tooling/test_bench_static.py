@@ -37,7 +37,7 @@ def with_macros(plan: Plan, **macros: str) -> Plan:
     return plan._replace(build=KernelBuild(plan.build.kernel, build))
 
 
-def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():
+def test_the_committed_table_matches_the_builds_of_nvrtc():
     assert main(["--check", str(TABLE), "--sample", "7", "--jobs", "1"]) == 0
 
 

@@ -42,7 +42,8 @@ def row(
     return Row(**{**FACTS, "p20_us": p50_us, "p80_us": p50_us, **point, **time, **others})
 
 
-# × torch 2 and 8, geometric mean 4; over a copy 2 and 0.5, mean 1; over the ungated 1.25 and 5.
+# Times as fast as torch: 2 and 8, geometric mean 4. Time over that of a copy: 2 and 0.5, mean 1;
+# over that of the ungated norm: 1.25 and 5.
 GATED = ("rms_norm+pre_gate", "backward", "bfloat16")
 NAMES = ("cunorm", "torch", "copy", "cunorm-ungated")
 PEERS = ("torch", "torch.compile", "jax")
@@ -146,7 +147,7 @@ def test_a_page_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path, c
 
 
 @pytest.mark.parametrize(("page", "count"), [("performance", 4), ("accuracy", 1)])
-def test_the_tables_of_a_page_are_what_the_committed_results_give(page, count):
+def test_the_tables_of_a_page_match_the_committed_results(page, count):
     path = ROOT / "docs" / f"{page}.md"
     assert path.read_text(encoding="utf-8").count("-table: ../bench/results/") == count
     assert tables.main(["--page", str(path), "--check"]) == 0
@@ -166,7 +167,7 @@ def test_a_table_of_predictions_has_the_median_and_the_worst_call_of_default_pla
     assert cells(line)[column] == f"{median:.2f} (0.12 at 512)"
 
 
-def test_the_picture_of_the_readme_is_what_the_committed_results_give(tmp_path):
+def test_the_picture_of_the_readme_matches_the_committed_results(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     overview.main(["--out", str(tmp_path / "overview.svg")])
     pictures = (tmp_path / "overview.svg", ROOT / "docs" / "_static" / "overview.svg")
@@ -220,7 +221,7 @@ def change(time: float, **chosen: str):
     ]
 
 
-def test_every_goal_is_of_its_own_points():
+def test_every_goal_depends_only_on_its_own_points():
     rms_rows = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
     assert unmet(change(599, **rms_rows)) == {"rms_norm backward, float32: × torch, mean"}
     assert unmet(change(600, **rms_rows)) == set()
@@ -238,7 +239,7 @@ def of_avx2(rows):
     return [replace(r, versions="torch 2.13.0; SIMD cunorm AVX2, torch AVX2") for r in rows]
 
 
-def test_timings_of_avx2_have_goals_of_their_own_with_those_of_float16():
+def test_timings_of_avx2_have_their_own_goals_with_float16():
     untimed = {"every point: float16's time / bfloat16's"}
     untimed |= {"points of the default grid that were not timed"}
     assert unmet(of_avx2(GOOD)) == untimed
@@ -265,7 +266,7 @@ def test_timings_of_avx2_have_goals_of_their_own_with_those_of_float16():
         assert unmet(of_avx2(slow)) == {expected}
 
 
-def test_points_without_cunorm_or_of_the_grid_that_were_not_timed_are_no_goal_met():
+def test_points_that_were_not_timed_miss_a_goal():
     left_out = [*GOOD, row("torch", 1, "layer_norm", shape="3x5")]
     assert unmet(left_out) == {"points where others were timed and cunorm was not"}
     untimed = [r for r in GOOD if (r.operator, r.provider) != ("layer_norm", "copy")]

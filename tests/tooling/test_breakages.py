@@ -23,9 +23,9 @@ tests = "test_thing.py"
 """
 
 
-def test_what_is_broken_stands_once_in_its_file_and_tests_are_there():
+def test_each_mistake_changes_a_text_that_occurs_once_and_its_tests_exist():
     for one in breakages.breakages():
-        one.broken((breakages.ROOT / one.file).read_text("utf-8"))  # else a ValueError
+        one.broken((breakages.ROOT / one.file).read_text("utf-8"))  # raises ValueError if not
         files = [word.partition("::")[0] for word in shlex.split(one.tests) if "/" in word]
         assert files
         assert all((breakages.ROOT / file).exists() for file in files), one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m cunorm demo`: what it shows, and the figures that could lie."""
+"""`python -m cunorm demo`: its output, and figures that could be wrong unnoticed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def table(output: str) -> list[tuple[str, ...]]:
 def test_every_function_is_right_in_both_directions_on_a_text_of_the_installation(
     compiled, capsys, monkeypatch
 ):
-    monkeypatch.setattr(_demo_inputs.text, "__defaults__", (256,))
+    monkeypatch.setattr(_demo.operators.text, "__defaults__", (256,))
     with fresh_process(**({} if compiled else {"CXX": "", "PATH": os.devnull})):
         assert main(["demo", "--device", "cpu"]) == 0
     output, results = capsys.readouterr().out, 2 * (ALL + IN_16_BITS)
@@ -139,14 +139,14 @@ def test_odd_input_is_within_the_bounds_in_each_dtype_that_can_hold_it(what, dem
         (None, "No such file or directory"),
     ],
 )
-def test_what_is_wrong_with_an_input_is_said(content, text, demo, capsys):
+def test_a_wrong_input_is_named(content, text, demo, capsys):
     with pytest.raises(SystemExit, match="2"):
         demo(content)
     assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["", "ml_dtypes", "rich"])
-def test_what_is_not_installed_is_named_and_without_a_compiler_numpy_computes(missing):
+def test_missing_packages_are_named_and_without_a_compiler_numpy_computes(missing):
     code = f"from cunorm.__main__ import main; import sys; sys.modules[{missing!r}] = None;"
     code += "sys.exit(main(['demo', '--device', 'cpu', '--quick']))"
     done = python("-c", code, PATH="", CXX="/nowhere/c++")
@@ -173,7 +173,7 @@ def test_a_cxx_that_no_shell_would_take_and_a_device_that_is_not_there_are_wrong
     assert "--device cuda: no CuPy" in capsys.readouterr().err
 
 
-def test_what_does_not_compile_is_an_error_without_a_usage_text(demo, monkeypatch, capsys):
+def test_a_failed_build_is_an_error_without_a_usage_text(demo, monkeypatch, capsys):
     def fails(*args):
         raise RuntimeError("reason")
 
@@ -208,7 +208,7 @@ def test_a_wrong_result_is_red_and_makes_the_status_1(name, label, factor, demo,
     assert "\033[3" not in demo(RANDOM, "--quick")[1]
 
 
-def test_only_a_terminal_shows_what_is_compiled(demo, monkeypatch):
+def test_only_a_terminal_shows_which_builds_compile(demo, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -298,7 +298,7 @@ def test_speeds_are_bytes_over_medians_of_calls_in_turn_each_after_one_untimed(m
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("label", _demo_plot.NORMS)
-def test_what_the_plot_times_is_the_norm_computed_anew_by_each(label, direction):
+def test_each_timed_provider_of_the_plot_computes_the_norm_anew(label, direction):
     (norm,) = (one for one in operators(1024) if one.label == label)
     operands, device = _demo_plot.operands_of(norm, 4), _demo_device.chosen_device("cpu")
     for name in {"x", "residual"} & operands.keys():

@@ -75,7 +75,7 @@ for name in ("torch", "jax", "cupy", "ml_dtypes"):
 """
 
 
-def test_import_adds_next_to_no_module_to_those_of_numpy():
+def test_import_adds_few_modules_to_those_of_numpy():
     more = set(in_process(IMPORTED, setup="").split()) - {"cunorm"}
     assert not more, f"{len(more)} more: {', '.join(sorted(more))}"
 
@@ -89,7 +89,7 @@ def test_import_adds_next_to_no_module_to_those_of_numpy():
         pytest.param(USED, id="a function works and imports no framework"),
     ],
 )
-def test_after_import(script):
+def test_public_names_work_after_an_import(script):
     in_process(script, setup="")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels find the names that they are written in, on a GPU and on a CPU."""
+"""Headers for a GPU and for a CPU both define the names that kernels use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {
 
 
 def text_of(folder: Path, file: str) -> str:
-    """Return a header with what it includes of the folder."""
+    """Return a header with the headers of the folder that it includes."""
     text = (folder / file).read_text("utf-8")
     included = re.findall(r'^#include "(.+)"$', text, re.M)
     return text + "".join(text_of(folder, name) for name in included if (folder / name).is_file())
@@ -41,7 +41,7 @@ def test_a_name_that_is_only_used_is_not_defined():
 
 
 @pytest.mark.parametrize("file", NAMES)
-def test_both_machines_provide_the_names_that_kernels_are_written_in(file):
+def test_a_gpu_and_a_cpu_provide_the_names_that_kernels_use(file):
     there = file if (ON_CPU / file).is_file() else "memory.cuh"
     on_gpu, on_cpu = (ON_GPU / file).read_text("utf-8"), text_of(ON_CPU, there)
     assert [name for name in NAMES[file] if not defines(on_gpu, name)] == []

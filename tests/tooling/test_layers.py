@@ -49,7 +49,7 @@ Imports = dict[str, set[str]]
 def imports(package: Path) -> Imports:
     """Return the modules of the package that each of its modules imports.
 
-    This includes the packages around an imported module, but not those around the importing one.
+    This includes the packages around an imported module, but not around the importing module.
     """
     files = {module_name(path, package): path for path in package.rglob("*.py")}
     found: Imports = {}
@@ -100,7 +100,7 @@ def wrong_imports(found: Imports) -> Iterator[str]:
 
 
 def circle(found: Imports) -> list[str]:
-    """Return a circle of modules, each of which imports the next; the last is the first. Or []."""
+    """Return a cycle of modules, each of which imports the next, or []."""
     try:
         TopologicalSorter({name: sorted(found[name]) for name in sorted(found)}).prepare()
     except CycleError as error:
@@ -119,7 +119,7 @@ def test_imports_make_no_circle():
     assert not found, " imports\n".join(found)
 
 
-def test_few_modules_lie_directly_in_the_package():
+def test_few_modules_are_directly_in_the_package():
     names = sorted(path.name for path in PACKAGE.glob("*.py"))
     assert len(names) <= MAX_FILES, f"{len(names)}: {', '.join(names)}"
 

@@ -76,13 +76,13 @@ def test_an_error_of_a_stream_without_a_descriptor_is_printed(monkeypatch, capsy
     assert capsys.readouterr().err == "python -m cunorm: [Errno 28] no space\n"
 
 
-def test_info_shows_what_is_wrong_with_the_environment():
+def test_info_shows_faults_of_the_environment():
     done = python("-m", "cunorm", "info", CXX='g++ "')
     assert done.returncode == 0, done.stderr
     assert """CXX is 'g++ "', expected a command of a shell""" in done.stdout
 
 
-def test_alone_it_lists_its_commands_with_examples_that_run(monkeypatch, capsys):
+def test_without_a_command_it_lists_commands_with_examples_that_run(monkeypatch, capsys):
     called = []
     report = _warmup.Warmup(1, 1, 0.5)
     monkeypatch.setattr(_command, "warmup", lambda **more: called.append("warmup") or report)
@@ -131,7 +131,7 @@ def test_an_interrupt_is_quiet_and_ends_the_compilers(command, done_before, tmp_
     cache = os.fspath(tmp_path / "cache")
     start = time.monotonic()
     done = python("-c", code, *command.split(), CXX=script(tmp_path, hangs), CUNORM_CACHE_DIR=cache)
-    assert time.monotonic() - start < 30, "what waits for a compiler is waited for"
+    assert time.monotonic() - start < 30, "a waiting thread delays the end"
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
     assert "Interrupt" not in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mutants are what their rules say, and the list of those that no test sees matches the source."""
+"""Each rule makes its mutants, and the list of mutants that no test sees matches the source."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_changes_what_it_says(rule):
+def test_each_rule_makes_its_mutants(rule):
     changes = RULES[rule](code_of(TEXT))
     made = [TEXT[:begin] + replacement + TEXT[end:] for begin, end, replacement in changes]
     for before, after in EXPECTED[rule]:
@@ -79,7 +79,7 @@ def test_comments_texts_includes_and_brackets_of_templates_have_no_mutants():
     assert all(one.endswith('"a && b");') or one == ";" for one in lines[assertion])
 
 
-def test_what_is_skipped_has_no_mutants_with_its_block():
+def test_skipped_code_and_its_block_have_no_mutants():
     everywhere = mutants("a.cuh", TEXT)
     block = Skip(r"at\(const V\* row, int i\) \{", "why")
     assert {one.line for one in mutants("a.cuh", TEXT, [block])} == {3, 6, 8}
@@ -107,7 +107,7 @@ def test_lines_for_other_machines_are_not_compiled():
     assert compiled_lines(text, [v3 | {"__AVX512F__"}, basic]) == {1, 3, 7, 10, 12}
 
 
-def test_at_least_two_of_each_file_are_drawn_and_else_as_many_as_it_has():
+def test_mutants_are_drawn_in_proportion_and_at_least_two_of_each_file():
     assert tool.shares({"a": 100, "b": 300, "c": 1}, 105) == {"a": 26, "b": 78, "c": 1}
     assert tool.shares({"a": 3, "b": 3}, 100) == {"a": 3, "b": 3}
     assert tool.shares({"a": 3, "b": 3}, 0) == {"a": 2, "b": 2}
@@ -142,5 +142,5 @@ CRASHES = 'Fatal Python error: Segmentation fault\n  File "/x/tests/a.py", line 
         (NOT_DONE, "", "not done in 1 s", ("killed", f"status {NOT_DONE}: not done in 1 s")),
     ],
 )
-def test_a_run_that_does_not_pass_tells_what_failed(status, out, err, expected):
+def test_a_run_that_does_not_pass_names_the_failed_test(status, out, err, expected):
     assert tool.verdict(subprocess.CompletedProcess([], status, out, err)) == expected

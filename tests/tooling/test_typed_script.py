@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Type checkers take a user's script, and find the errors in it; types name what calls take."""
+"""Type checkers take a user's script, and find the errors in it; types name the arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = np.ones((2, 3), np.float32)
 
 
 def errors(checker: str, *options: str) -> str:
-    """Return what a type checker finds in the script, whose errors it has to find."""
+    """Return a type checker's output if it fails on the script, else an empty text."""
     missing = [name for name in (checker, "torch", "jax") if find_spec(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)}, which the script is checked with, is not installed")
@@ -58,7 +58,7 @@ def names_in_the_error(**wrong: str) -> list[str]:
     return re.findall(r"'(\w+)'", str(caught.value).partition("expected")[2])
 
 
-def test_types_name_what_calls_take():
+def test_types_name_the_arguments_of_calls():
     assert [*get_args(_types.Activation)] == [*ACTIVATIONS]
     assert [*get_args(_types.Activation)] == names_in_the_error(gate_activation="?")
     assert [*get_args(_types.GatePosition)] == names_in_the_error(gate_position="?")

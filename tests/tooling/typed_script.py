@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A user's script, which `test_typed_script.py` gives to type checkers. Nothing runs it.
 
-`# type: ignore` stands where a checker must find an error: one that it does not find is an error.
+`# type: ignore` marks each line where a checker must find an error.
 """
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true

@@ -53,7 +53,7 @@ def train(network, rank=0, ranks=1):
 def check_as_one_of_two(rank, folder):
     """Train under DistributedDataParallel and under FSDP2, and compare the parameters.
 
-    FSDP2 of early versions of PyTorch cannot run on the CPU, as its streams there have no events.
+    FSDP2 of early versions of PyTorch cannot run on the CPU, whose streams have no events.
     """
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
@@ -70,14 +70,14 @@ def check_as_one_of_two(rank, folder):
     whole, start = list(train(model()).parameters()), list(model().parameters())
     for parameters in trained:
         for there, one, before in zip(parameters, whole, start, strict=True):
-            # Sums of some 250 terms, in another order, through seven layers and two steps;
-            # numbers about 1.
+            # The bound allows for another order of sums of some 250 terms about 1, through seven
+            # layers and two steps.
             torch.testing.assert_close(there, one, rtol=0, atol=7 * 2 * 250 * 2.0**-53)
             assert (one - before).abs().max() > 1e-3
 
 
 def check_tensor_parallel(rank):
-    """Split linear layers between the processes, and norms by tokens, and compare with the whole.
+    """Split linear layers between the processes, and norms by tokens, and compare with one process.
 
     The inputs of the first norm's backward, and of the second norm's forward, are results of
     collectives that are still running.
@@ -91,7 +91,7 @@ def check_tensor_parallel(rank):
     y.sin().sum().backward()
     mine = split(x.chunk(RANKS, 1)[rank])
     mine.sin().sum().backward()
-    # Sums of some 100 terms, in another order, through four layers; numbers about 10.
+    # The bound allows for another order of sums of some 100 terms about 10, through four layers.
     close = partial(torch.testing.assert_close, rtol=0, atol=4 * 10 * 100 * 2.0**-53)
     close(mine, y.chunk(RANKS, 1)[rank])
     for index in (0, 3):

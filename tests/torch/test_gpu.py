@@ -16,7 +16,7 @@ from tests.support.operands import draw  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    # torch's own warning, when inductor is imported
+    # PyTorch warns when inductor is imported
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 

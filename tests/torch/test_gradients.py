@@ -61,7 +61,7 @@ def test_with_create_graph_gradients_far_from_0_are_within_the_kernels_bounds(sh
 
 
 @pytest.mark.parametrize("name", ["add_normalize", "group_norm"])
-def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
+def test_the_gradient_of_one_operand_is_the_same_alone_and_among_all(name):
     call, tensors = case(name)
     for index, expected in enumerate(gradients(call, tensors)):
         others = [other.detach() for other in tensors]
@@ -137,7 +137,7 @@ def test_a_stream_of_operands_without_gradients_has_none(mode):
 
 
 @pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
-def test_a_batch_of_gradients_is_as_its_items(name):
+def test_a_batch_of_gradients_equals_those_of_its_items(name):
     """torch.autograd.functional.jacobian(vectorize=True) uses this."""
     call, tensors = case(name)
     results = call(*tensors)
@@ -175,7 +175,7 @@ def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
     sum(one.sum() for one in ct.add_rms_norm(**wider)).backward()
     for name, one in narrow.items():
         assert one.grad.dtype is one.dtype
-        # A few float32 roundings, and half an ulp of the gradient's own dtype.
+        # The bound is a few float32 roundings and half an ulp of the gradient's own dtype.
         tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
         exact = wider[name].grad
         assert (one.grad.double() - exact).abs().max() <= tolerance * exact.abs().max()
@@ -222,7 +222,7 @@ class RecordedCall:
 
 
 @kept
-def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept_and_all_unchanged(name):
+def test_only_the_normalised_tensor_statistics_gate_and_parameters_are_saved_unchanged(name):
     seen = []
     hooks = lambda one: seen.append(one) or one, lambda one: one
     with torch.autograd.graph.saved_tensors_hooks(*hooks):

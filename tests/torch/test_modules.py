@@ -49,7 +49,7 @@ def with_random_parameters(module):
 
 
 def pair(name):
-    """Return a module, torch.nn's with the same random parameters, and x."""
+    """Return a module, torch.nn's module with the same random parameters, and x."""
     kind, args, options, shape = MODULES[name]
     ours = with_random_parameters(kind(*args, **options))
     theirs = getattr(torch.nn, kind.__name__)(*args, **options)
@@ -69,7 +69,7 @@ def test_results_and_gradients_are_those_of_torchs_module(name):
 
 
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16])
-def test_without_eps_it_is_what_the_installed_torch_takes(dtype):
+def test_without_eps_a_norm_has_the_eps_of_the_installed_torch(dtype):
     x = torch.full((1, 4), 2.0**-12, dtype=dtype)  # its squares are below float32's epsilon
     y = RMSNorm(4, dtype=dtype)(x).detach()
     assert_near(y, torch.nn.RMSNorm(4, dtype=dtype)(x).detach().double())
@@ -176,12 +176,12 @@ def test_a_wrong_argument_is_an_error_when_the_module_is_made(text):
     assert str(caught.value) == f"{kind.__name__}: {text}"
 
 
-def test_sizes_are_taken_in_the_forms_that_torch_takes():
+def test_sizes_may_have_the_forms_that_torch_accepts():
     for shape in (8, np.int64(8), [8], torch.Size([8]), iter([8]), np.array([8])):
         assert LayerNorm(shape).normalized_shape == (8,)
 
 
-def test_group_and_instance_norms_are_by_default_of_the_channels_that_torchs_are_of():
+def test_group_and_instance_norms_have_the_channel_axis_of_torch_by_default():
     weight, bias = drawn(32, seed=2), drawn(32, seed=3)
     for x in (drawn(2, 32, 8, 8), drawn(2, 32, 32), drawn(3, 32)):
         given = x.double(), 4, weight.double(), bias.double()
@@ -209,7 +209,6 @@ def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
 
 @pytest.mark.parametrize("weight_dtype", [BF16, F32])
 def test_round_before_weight_is_llamas_order_to_the_bit(weight_dtype):
-    """Numbers next to ties that float32 cannot resolve would differ; here there are none."""
     x = drawn(16, 32, dtype=BF16)
     options = {"eps": 1e-6, "dtype": weight_dtype, "round_before_weight": True}
     norm = with_random_parameters(RMSNorm(32, **options))
@@ -256,7 +255,7 @@ def test_add_rms_norm_begins_a_stream():
 
 
 @pytest.mark.parametrize("residual_dtype", [F64, "float64"])
-def test_without_eps_a_stream_begins_with_that_of_its_own_dtype(residual_dtype):
+def test_without_eps_a_new_stream_has_the_eps_of_its_own_dtype(residual_dtype):
     x = torch.full((1, 8), 2.0**-12)  # its square is below float32's epsilon
     norm = AddRMSNorm(8, residual_dtype=residual_dtype)
     assert torch.equal(norm(x).y, norm(x, torch.zeros(1, 8, dtype=F64)).y)
@@ -293,7 +292,7 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
         (GatedRMSNorm(8, groups=2, gate_activation="sigmoid", gate_position="pre"), "groups=2, "),
     ],
 )
-def test_what_changes_a_module_is_in_its_copy_and_is_reported(module, text):
+def test_options_of_a_module_are_in_its_copy_and_its_repr(module, text):
     """Defaults are class attributes, so a state without options is that of a torch.nn module."""
     assert text in repr(module)
     for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):

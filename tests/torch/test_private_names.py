@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's private names: they stand in one module, and calls do without most of them."""
+"""PyTorch's private names are in one module, and calls do without most of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HOME = Path(_torch_private.__file__)
 PACKAGE = HOME.parents[1]
 OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of torch.nn.Module, which subclasses use
 
-# --- where they stand -----------------------------------------------------------------------------
+# --- where private names are ----------------------------------------------------------------------
 
 
 def private_names(tree):
-    """Yield the private names of a file that it does not define itself, nor cunorm."""
+    """Yield the names that a file imports from torch, and the attributes that it reads."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -72,7 +72,7 @@ def own_names(trees):
     return found
 
 
-def test_they_stand_in_one_module():
+def test_private_names_are_in_one_module():
     files = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
     home = files.pop(HOME)
     users = {path: tree for path, tree in files.items() if imports_torch(tree)}
@@ -87,7 +87,7 @@ def test_they_stand_in_one_module():
     assert {"_current_level", "_dynamo_marked_constant"} <= {*private_names(home)} - own
 
 
-# --- what stands in for them ----------------------------------------------------------------------
+# --- fallbacks ------------------------------------------------------------------------------------
 
 X, W = tensor("x", 3, 4, 6), tensor("weight", 6)
 USERS = (_torch_private, adapter, _autograd, _library, _tensors, swap)
@@ -155,7 +155,7 @@ PROGRAMS = {
     "a mode": watched,
     "a plain call in a mode": lambda: in_mode(Watch(), cunorm.rms_norm),
     "an escaped tensor": lambda: ct.rms_norm(escaped()),
-    # These are refused, whether names are missing or not.
+    # The following programs are refused, whether names are missing or not.
     "a batch that is over": lambda: ct.rms_norm(escaped_batch()),
     "a tangent": with_tangent,
     "a traced derivative": lambda: torch.jit.trace(
@@ -166,7 +166,7 @@ PROGRAMS = {
     "a plain call that make_fx traces": lambda: make_fx(cunorm.rms_norm)(X.detach()),
 }
 REFUSED = [*PROGRAMS][-6:]
-FALLBACKS = {  # by name, the programs that a version of PyTorch may refuse without it
+FALLBACKS = {  # name: the programs that may be refused without it
     "_C._is_tracing": (),
     "_C._len_torch_dispatch_stack": (),
     "_C._functorch.get_interpreter_stack": ("functionalize",),
@@ -188,7 +188,7 @@ def escaped_batch():
 
 
 def outcome(program):
-    """Return the tensors that a program gives, or the kind of its error."""
+    """Return the tensors that a program returns, or the type of its error."""
     try:
         found = PROGRAMS[program]()
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -204,7 +204,7 @@ def usual():
 
 
 def module_without(monkeypatch, *names):
-    """Return the module of private names as it is where PyTorch has some no more."""
+    """Return the module of private names as it is with a PyTorch that lacks some of them."""
     resolve = pkgutil.resolve_name
 
     def resolve_others(name):
@@ -221,7 +221,7 @@ def module_without(monkeypatch, *names):
 
 
 def check_outcomes(monkeypatch, module, usual, may_refuse):
-    """Let cunorm use a module of private names: programs give the same, or some of them errors."""
+    """Make cunorm use `module`; check that programs give the same, or an error if they may."""
     for user in USERS:
         for name, value in [*vars(user).items()]:
             if not name.startswith("__") and vars(_torch_private).get(name) is value:
@@ -237,7 +237,7 @@ def check_outcomes(monkeypatch, module, usual, may_refuse):
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_without_one_calls_give_the_same_or_are_refused(name, usual, monkeypatch):
+def test_without_a_private_name_calls_give_the_same_or_are_refused(name, usual, monkeypatch):
     module = module_without(monkeypatch, name)
     check_outcomes(monkeypatch, module, usual, FALLBACKS[name])
 

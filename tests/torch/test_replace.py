@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms on norms of torch.nn and on custom ones, one of each kind.
+"""replace_norms on norms of torch.nn and on custom norms, one of each kind.
 
 `test_replace_models` has models of transformers.
 """
@@ -50,8 +50,8 @@ IN_BFLOAT16 = [
 
 
 @pytest.mark.parametrize("name, dtype", [*((name, F32) for name in ALL_NORMS), *IN_BFLOAT16])
-def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, dtype, monkeypatch):
-    """In float32 within 32 roundings, 16 of each side; in bfloat16 the same bits except at ties.
+def test_a_replaced_norm_runs_the_kernels_of_its_formula(name, dtype, monkeypatch):
+    """Float32 results agree within 32 roundings, 16 of each side; bfloat16 bits except at ties.
 
     A bfloat16 number that is a tenth of its row's largest is within 2**-20 of a tie, relative to
     the largest, with probability 2**-8. Qwen3-Next's norm rounds once more, so half of its elements
@@ -103,7 +103,7 @@ def test_dtypes_that_the_own_forward_refuses_are_refused():
         module(x)
 
 
-def test_the_recipe_of_a_class_is_not_taken_for_an_object_that_is_set_otherwise():
+def test_the_recipe_of_a_class_is_not_used_for_an_object_with_other_settings():
     done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
     assert [one.name for one in done.replaced] == ["0"]
     assert [one.name for one in done.left] == ["1"]
@@ -150,7 +150,7 @@ def test_an_x_that_is_given_twice_is_refused():
         module(x_of(), x=x_of())
 
 
-def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
+def test_with_a_gate_of_another_shape_or_dtype_the_own_forward_runs(monkeypatch):
     module = Gated()
     x, gate = arguments("a gate after", BF16)
     gates = [gate[..., :1], gate.float()]
@@ -162,8 +162,8 @@ def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
-def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
-    """As in ConvNeXt: a norm over axis 1 if x has enough axes, else over the last one."""
+def test_with_an_unknown_number_of_axes_the_own_forward_runs(shape):
+    """As in ConvNeXt, the norm is over axis 1 if x has enough axes, else over the last axis."""
     axes = max(len(shape), 4)
 
     def channels_first(m, x):
@@ -184,7 +184,7 @@ def test_eps_is_read_at_each_call():
     torch.testing.assert_close(module(x_of()), LlamaNorm.forward(module, x_of()))
 
 
-def test_under_autocast_what_calls_torchs_own_norm_does_so_still(monkeypatch):
+def test_under_autocast_a_forward_that_calls_torchs_norm_still_does(monkeypatch):
     """Under autocast torch's norms change the dtype on CUDA; a formula does not."""
     of_torch, formula = LastAxis(), LlamaNorm()
     replace_norms(nn.ModuleList([of_torch, formula]))

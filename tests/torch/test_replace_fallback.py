@@ -92,7 +92,7 @@ FALLBACKS = {
 @pytest.mark.parametrize(
     "call, name", [(call, name) for call, (names, _) in FALLBACKS.items() for name in names]
 )
-def test_what_cunorm_cannot_run_its_own_forward_does_with_one_warning(call, name):
+def test_the_own_forward_runs_unsupported_calls_with_one_warning(call, name):
     module = fresh(name)
     kind, own = type(module), copy.deepcopy(module)
     assert replace_norms(module).replaced
@@ -106,7 +106,7 @@ def test_what_cunorm_cannot_run_its_own_forward_does_with_one_warning(call, name
 @pytest.mark.parametrize(
     "name, call", [("Llama's", nested), ("RMSNorm", nested), ("RMSNorm", complex_numbers)]
 )
-def test_what_cunorm_cannot_run_is_compiled_with_its_own_forward(name, call):
+def test_norms_that_cunorm_cannot_run_are_compiled_with_their_own_forward(name, call):
     module = fresh(name)
     own = copy.deepcopy(module)
     assert replace_norms(module).replaced
@@ -132,7 +132,7 @@ def no_items(m):
     return both(weights, x_of())
 
 
-# What cunorm runs itself, whether by kernels or for shapes alone.
+# Calls that cunorm runs itself, by kernels or for shapes alone.
 SILENT = {
     "meta": lambda m: m.to("meta")(x_of().to("meta")),
     "subclasses of parameters": with_parameters,
@@ -147,7 +147,7 @@ SILENT = {
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("call", SILENT)
-def test_what_cunorm_runs_needs_no_warning(call, name):
+def test_calls_that_cunorm_runs_give_no_warning(call, name):
     module = fresh(name)
     own = copy.deepcopy(module)
     assert replace_norms(module).replaced
@@ -161,7 +161,7 @@ def test_what_cunorm_runs_needs_no_warning(call, name):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_parameter_of_a_class_that_is_its_memory_is_replaced(name):
+def test_a_norm_whose_parameters_are_plain_subclasses_is_replaced(name):
     module = fresh(name)
     expected = with_parameters(module)
     assert replace_norms(module).replaced
@@ -169,7 +169,7 @@ def test_a_parameter_of_a_class_that_is_its_memory_is_replaced(name):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_what_its_own_forward_cannot_run_either_has_its_own_error_and_no_warning(name):
+def test_calls_that_the_own_forward_refuses_raise_its_error_without_a_warning(name):
     module = fresh(name)
     own = copy.deepcopy(module)
     replace_norms(module)
@@ -184,7 +184,7 @@ def test_what_its_own_forward_cannot_run_either_has_its_own_error_and_no_warning
     assert not run(lambda m: m(x_of()), module)[1]
 
 
-def test_an_error_that_is_no_reason_is_raised(monkeypatch):
+def test_an_error_that_is_no_reason_for_a_fallback_is_raised(monkeypatch):
     """A lack of memory is no reason to run another forward, which needs even more."""
 
     def fail(*_, **__):
@@ -198,7 +198,7 @@ def test_an_error_that_is_no_reason_is_raised(monkeypatch):
         module(x_of())
 
 
-def test_each_reason_has_its_warning_but_not_without_end(monkeypatch):
+def test_each_reason_warns_once_up_to_a_limit(monkeypatch):
     def fail(*_, **__):
         raise ValueError(next(reasons))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms on drawn formulas: what the report promises runs, forward and backward.
+"""replace_norms on drawn formulas: the calls that the report promises run, forward and backward.
 
 The float64 oracle replaces the kernels, as it does without a compiler: only the choice of the call
 is tested here.
@@ -38,7 +38,7 @@ GATES = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
 
 
 class Drawn(nn.Module):
-    """A norm of any formula that cunorm has; parameters are the names of those that it has."""
+    """A norm of any formula that cunorm has; `parameters` names the parameters that it has."""
 
     def __init__(self, center, parameters, offset, rounds, activation, position):
         super().__init__()
@@ -81,7 +81,7 @@ def by_oracle(monkeypatch):
 
 
 def check_formula(formula, monkeypatch):
-    """Check what a replaced module computes in several dtypes, and that it is not its own forward.
+    """Check a replaced module's results in several dtypes, and that its own forward does not run.
 
     In bfloat16 y has the bits of the module's own forward except at ties, see `test_replace`, and
     gradients are within four roundings of that forward's intermediate results.
@@ -122,8 +122,8 @@ def test_every_norm_that_is_reported_as_replaced_runs_and_agrees(by_oracle, monk
 
 
 @pytest.mark.parametrize("broken", ["the call fails", "other results", "other gradients"])
-def test_what_cunorm_would_run_wrongly_is_left(broken, monkeypatch):
-    """A fault of cunorm's own, here in what a recipe calls, is found before a class is swapped."""
+def test_a_norm_that_cunorm_would_run_wrongly_is_left(broken, monkeypatch):
+    """A fault of cunorm, here in the call of a recipe, is found before a class is swapped."""
 
     def call(recipe, *dtypes):
         function, offset = usual(recipe, *dtypes)
@@ -154,7 +154,7 @@ def test_eps_may_be_an_int(eps):
 
 
 @pytest.mark.parametrize("eps", [True, None, "1e-5"])
-def test_an_eps_that_is_no_number_is_none(eps):
+def test_an_eps_that_is_no_number_counts_as_missing(eps):
     module = LlamaNorm()
     module.eps = eps
     (left,) = replace_norms(module).left

@@ -147,7 +147,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about float8
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_no_norm_of_cunorms_is_left_with_its_reason(name):
+def test_a_module_that_is_no_norm_of_cunorm_is_left_with_a_reason(name):
     make, reason = LEFT[name]
     module = make()
     kind = type(module)
@@ -158,7 +158,7 @@ def test_what_is_no_norm_of_cunorms_is_left_with_its_reason(name):
     assert re.search(reason, left.reason), left.reason
 
 
-def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
+def test_exact_leaves_calls_that_are_a_unit_in_the_last_place_off():
     module = GateRequiredNorm()
     assert replace_norms(copy.deepcopy(module)).replaced
     assert "within" not in replace_norms(copy.deepcopy(module), exact=True).replaced[0].runs
@@ -169,7 +169,7 @@ def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
     assert torch.equal(half(x, gate), expected)
 
 
-def test_only_the_calls_that_are_a_unit_off_are_reported_as_such():
+def test_only_calls_that_are_a_unit_off_are_reported_as_a_unit_off():
     def forward(m, x, gate=None):
         y = LlamaNorm.forward(m, x)
         return y if gate is None else (y * nn.functional.silu(gate.float())).to(x.dtype)
@@ -263,7 +263,7 @@ def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
     assert restore_norms(model) == 0
 
 
-def test_what_was_changed_since_is_not_restored_halfway():
+def test_a_model_with_changed_norms_is_not_restored_halfway():
     model = nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH))
     replace_norms(model)
     kind = type(model[0])
@@ -299,7 +299,7 @@ def test_exact_is_true_or_false(exact):
 
 
 @pytest.mark.parametrize("function", [replace_norms, restore_norms])
-def test_a_model_that_is_none_is_an_error(function):
+def test_a_model_that_is_no_module_is_an_error(function):
     with pytest.raises(
         TypeError, match=f"{function.__name__}: model is of type list, expected a torch"
     ):

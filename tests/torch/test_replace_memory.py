@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The memory of replace_norms: a bounded number of plans, and no user's class."""
+"""The memory that replace_norms keeps: a bounded number of plans, and no user's class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, norm, rms, x_of
 
 
 def with_formula():
-    """Return the class of a norm whose forward refers to the class, by super()."""
+    """Return a norm's class whose forward refers to that class by super()."""
 
     class SomeNorm(LlamaNorm):
         def forward(self, x):

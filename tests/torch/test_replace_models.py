@@ -75,8 +75,8 @@ def dtypes():
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*dtypes()])
-def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
-    """In float32 as close as documented, in bfloat16 the same bits except at ties.
+def test_every_norm_is_replaced_and_gives_the_same_results(name, dtype):
+    """Float32 results are as close as documented; bfloat16 bits agree except at ties.
 
     One bfloat16 number in some hundreds is within 2**-20 of a tie, relative to its row's largest.
     """
@@ -107,7 +107,7 @@ def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
     assert all(one.isfinite().all() for one in outputs(model))
 
 
-def test_a_model_that_is_saved_after_replacing_or_restored_is_what_it_was(tmp_path):
+def test_a_model_that_is_saved_after_replacing_or_restored_is_unchanged(tmp_path):
     model = make_model("llama")
     expected = outputs(model)
     replace_norms(model)

@@ -37,7 +37,7 @@ class CastNorm(nn.LayerNorm):
 
 
 class CastFormula(Formula):
-    """The same, with a formula of its own."""
+    """A CastNorm with a formula of its own."""
 
     def forward(self, x):
         if torch.is_autocast_enabled(x.device.type):
@@ -46,7 +46,7 @@ class CastFormula(Formula):
 
 
 class NormAct(nn.LayerNorm):
-    """timm's norms with an activation: modules in a norm."""
+    """timm's norm with an activation, which has modules within a norm."""
 
     def __init__(self):
         super().__init__(WIDTH)
@@ -72,7 +72,7 @@ class OptionalGate(Formula):
 
 
 class Affine(nn.Module):
-    """A norm by its forward alone."""
+    """A module that is a norm only by its forward."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class Affine(nn.Module):
 
 
 class Block(nn.Module):
-    """No norm, although the names of its modules say so."""
+    """A module that is no norm, although the name of one of its modules suggests it."""
 
     def __init__(self):
         super().__init__()
@@ -114,13 +114,13 @@ def test_a_report_says_where_the_own_forward_runs(name):
     assert "own forward" not in replace_norms(LlamaNorm()).replaced[0].runs
 
 
-def test_with_exact_it_says_which_dtypes_are_left():
+def test_with_exact_a_report_names_the_dtypes_that_are_not_replaced():
     runs = replace_norms(GateRequiredNorm(), exact=True).replaced[0].runs
     assert "; its own forward for bfloat16, float16" in runs
 
 
 @pytest.mark.parametrize("kind", [lambda: CastNorm(WIDTH), CastFormula])
-def test_what_rounds_under_autocast_does_so_still(kind):
+def test_a_norm_that_rounds_under_autocast_still_does(kind):
     module, own = kind(), kind()
     assert replace_norms(module).replaced
     with torch.autocast("cpu", dtype=BF16):
@@ -161,7 +161,7 @@ def test_whatever_may_normalise_is_reported(name):
 
 
 def test_nothing_else_is_reported():
-    """That includes torch's losses with an eps, and a compiled module that wraps a norm."""
+    """Losses of torch with an eps, and a compiled module that wraps a norm, are no norms."""
     done = replace_norms(
         nn.ModuleList(
             [Block(), nn.CosineSimilarity(), torch.compile(norm(rms_of)(), backend="eager")]

@@ -31,7 +31,7 @@ from tests.support.torch_norms import (  # noqa: E402
     x_of,
 )
 
-# torch's own warning, when it traces
+# PyTorch warns when it traces
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
 IMPORTED = """
@@ -52,7 +52,7 @@ def test_an_operator_refuses_a_text_that_another_version_of_cunorm_compiled(chan
 
 
 class Mixer(torch.nn.Module):
-    """Norms of four kinds between linear layers; a stream bypasses the first of these."""
+    """Norms of four kinds between linear layers; a stream bypasses the first layer."""
 
     def __init__(self):
         super().__init__()
@@ -221,9 +221,9 @@ def test_scalars_of_a_compiled_norm_may_change():
             assert all(map(torch.equal, compiled(x, *scalars), norms(x, *scalars)))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, when it traces
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch warns when it traces
 def test_compiled_autograd_gives_the_gradients_of_eager_calls():
-    """It traces the backward of an eager call's Function, down to the operator."""
+    """Compiled autograd traces the backward of an eager call, down to the operator."""
     from torch._dynamo import compiled_autograd
 
     leaves = [drawn(3, 8), drawn(3, 8), drawn(8)]
@@ -248,7 +248,7 @@ def test_the_text_of_a_call_is_marked_constant_as_torch_marks_functions():
     assert marked and marked == vars(forward_text)
 
 
-def test_torch_compile_takes_modules_whole():
+def test_torch_compile_puts_modules_into_one_graph():
     others = torch.nn.Sequential(
         *(CUSTOM_NORMS[name][0]() for name in ("Llama's", "Mamba-2's", "T5's"))
     )
@@ -258,7 +258,7 @@ def test_torch_compile_takes_modules_whole():
     assert all(map(torch.equal, results(compiled, x), results(module, x)))
 
 
-def test_a_compiled_model_runs_what_replaced_its_norms():
+def test_a_compiled_model_runs_the_replaced_norms():
     module, x, graphs = LlamaNorm(), x_of(), []
 
     def backend(graph, _):

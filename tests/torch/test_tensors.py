@@ -13,7 +13,7 @@ import cunorm.torch as ct  # noqa: E402
 from cunorm.torch._tensors import refusal  # noqa: E402
 from tests.support.torch_cases import CASES, Watch, case, factors, tensor  # noqa: E402
 
-# torch's own warnings, of prototypes and in forward mode
+# PyTorch warns about prototypes and in forward mode
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
@@ -42,7 +42,7 @@ class Seen(torch.Tensor):
 
 
 class Wrapper(torch.Tensor):
-    """A class whose memory is another tensor's."""
+    """A tensor class that stores its numbers in another tensor."""
 
     @staticmethod
     def __new__(cls, elem):
@@ -81,7 +81,7 @@ alike = pytest.mark.parametrize("kind", ALIKE)
 
 
 def found(call, tensors, douts=None, **options):
-    """Return results and gradients of a call; gradients that arrive are made by `douts`."""
+    """Return results and gradients of a call; `douts` makes the incoming gradients."""
     results = call(*tensors)
     arriving = [(douts or (lambda one: one))(factors(one.detach())) for one in results]
     return [*results, *torch.autograd.grad(results, tensors, arriving, **options)]
@@ -106,7 +106,7 @@ def test_operands_of_the_same_numbers_give_the_same_results_and_gradients(name, 
     def convert(*plain):
         return call(*map(ALIKE[kind], plain))
 
-    if kind == "of a class of parameters":  # which are leaves
+    if kind == "of a class of parameters":  # parameters are leaves
         given = [ALIKE[kind](one).requires_grad_() for one in values]
         convert = call
     assert_same(found(convert, given), expected)
@@ -153,7 +153,7 @@ def test_a_sparse_gradient_is_refused_by_name():
 
 
 @pytest.mark.parametrize("kind", ["of a trivial class", "a wrapper", "lazily negated"])
-def test_what_hooks_unpack_may_be_another_form_of_what_was_saved(kind):
+def test_hooks_may_unpack_another_form_of_a_saved_tensor(kind):
     call, tensors = case("add_normalize")
     expected = found(call, tensors)
     hooks = (lambda one: one.detach().clone(), ALIKE[kind])
@@ -252,7 +252,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_tensors_that_cannot_be_are_refused_by_name(what):
+def test_tensors_that_cannot_be_operands_are_refused_by_name(what):
     wrong = REFUSED[what]()
     assert refusal(None, torch.ones(1), wrong)
     for call in (ct.rms_norm, lambda x: ct.group_norm(x, 2), lambda x: ct.rms_norm(X, gate=x)):
@@ -262,19 +262,19 @@ def test_tensors_that_cannot_be_are_refused_by_name(what):
 
 OWN = {"RMSNorm": (8,), "LayerNorm": (8,), "AddRMSNorm": (8,), "GatedRMSNorm": (8,)}
 WRONG = {**REFUSED, "an array": lambda: np.ones((3, 7)), "a list": lambda: [1.0]}
-del WRONG["without a shape yet"]  # of which torch has errors of its own
+del WRONG["without a shape yet"]  # PyTorch has its own errors for it
 
 
 @pytest.mark.parametrize("kind", [*OWN, "GroupNorm"])
 @pytest.mark.parametrize("what", [*WRONG, "nothing"])
-def test_modules_refuse_what_is_no_tensor_that_can_be_as_the_functions_do(what, kind):
+def test_modules_refuse_wrong_tensors_as_the_functions_do(what, kind):
     wrong = WRONG[what]() if what in WRONG else None
     with pytest.raises((TypeError, ValueError), match=r"^\w+_norm: x (has|is) (?!shape)"):
         getattr(ct, kind)(*OWN.get(kind, (2, 8)))(wrong)
 
 
 @pytest.mark.parametrize("what", ["nested", "jagged", "sparse", "compressed"])
-def test_an_error_names_what_makes_a_tensor_dense(what):
+def test_an_error_names_a_conversion_to_a_dense_tensor(what):
     wrong = REFUSED[what]()
     with pytest.raises(ValueError, match="expected a dense tensor: pass ") as caught:
         ct.rms_norm(wrong)
@@ -285,9 +285,9 @@ def test_an_error_names_what_makes_a_tensor_dense(what):
 X = torch.ones(3, 8)
 
 
-def test_what_runs_is_not_refused():
+def test_tensors_that_kernels_can_read_are_not_refused():
     taken = [*(make(torch.ones(3, 8)) for kind, make in ALIKE.items() if kind != "a wrapper")]
     taken += [X.to("meta"), X.bfloat16(), torch._efficientzerotensor((3, 8))]
     assert refusal(*taken) is None
     assert all(ct.rms_norm(one).shape == (3, 8) for one in taken)
-    assert "Wrapper" in refusal(Wrapper(X))  # whose operators may be anything
+    assert "Wrapper" in refusal(Wrapper(X))  # its operators may do anything

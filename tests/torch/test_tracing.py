@@ -71,7 +71,7 @@ def test_a_traced_module_checks_the_shape_of_x(module):
         torch.jit.trace(module, X)
 
 
-OF_SIZES = {  # calls whose scalars follow from the shape of an x like X
+OF_SIZES = {  # calls whose scalars follow from x's shape
     "groups": lambda x: ct.rms_norm(x, groups=x.shape[-1] // 4),
     "num_groups": lambda x: ct.group_norm(x, x.shape[-1] // 4),
     "eps": lambda x: ct.rms_norm(x, eps=x.shape[0] * 2.0**-20),
@@ -93,13 +93,13 @@ def test_a_number_that_follows_from_a_traced_shape_is_a_scalar(tracer, scalar):
     assert torch.equal(TRACERS[tracer](call, X)(OTHER), call(OTHER))
 
 
-def test_a_tensor_that_is_no_number_of_a_trace_is_no_scalar():
+def test_only_numbers_of_a_trace_are_scalars_among_tensors():
     with pytest.raises(TypeError, match=r"^rms_norm: eps is tensor\(\[1\.\]\), expected a number"):
         torch.jit.trace(lambda x: ct.rms_norm(x, eps=torch.ones(1)), X)
     learnt = torch.ones((), requires_grad=True)
     with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad"):
         torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # PyTorch cannot print it there
-    torch._C._set_tracing_state(None)  # which that leaves
+    torch._C._set_tracing_state(None)  # the error leaves it set
 
 
 def derivative(x):
@@ -139,7 +139,7 @@ def test_make_fx_records_both_directions(mode):
     assert torch.equal(make_fx(derivative)(X)(OTHER), derivative(OTHER))
 
 
-def test_make_fx_records_the_backward_of_a_call_before():
+def test_make_fx_records_the_backward_of_an_earlier_call():
     x = X.clone().requires_grad_()
     y = ct.rms_norm(x)
 
@@ -159,7 +159,7 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_functions_are_refused_where_a_tracer_would_not_see_them(name):
     call = PLAIN[name]
-    call(X)  # cached, so that like calls are not checked again
+    call(X)  # cached, so that equal calls are not checked again
     cache = internals._dispatch.cache_entry.cache_info
     before = cache().currsize
     for trace in (torch.jit.trace, lambda f, x: make_fx(f)(x)):

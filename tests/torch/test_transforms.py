@@ -26,7 +26,7 @@ from tests.support.torch_cases import (  # noqa: E402
     tensor,
 )
 
-# torch's own warning, in forward mode
+# PyTorch warns in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
 
@@ -52,8 +52,8 @@ def test_every_mode_of_a_call_gives_the_same_bits(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
-    """Results, and gradients of x and of parameters; items share parameters or have their own."""
+def test_torch_func_gives_the_same_results_for_a_batch_and_for_its_items(name):
+    """Results and all gradients are equal; items share parameters or have their own."""
     call, tensors = case(name)
     x, *rest = tensors = [one.detach().contiguous() for one in tensors]
     batch = torch.stack([x, -x], 1)
@@ -80,7 +80,7 @@ def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
-def test_derivatives_that_there_are_not_are_an_error(name):
+def test_missing_derivatives_are_an_error(name):
     call, (x, *rest) = case(name)
     values, rest = x.detach(), detached(rest)
     first = torch.func.grad(lambda x: call(x, *rest)[0].square().sum())
@@ -95,7 +95,7 @@ def test_derivatives_that_there_are_not_are_an_error(name):
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.functionalize, torch.func.vmap])
-def test_the_backward_of_a_call_before_runs_in_a_transform(transform):
+def test_the_backward_of_an_earlier_call_runs_in_a_transform(transform):
     call, tensors = case("add_normalize")
     results, found = call(*tensors), []
     arriving = [factors(one) for one in results]
@@ -109,7 +109,7 @@ def test_the_backward_of_a_call_before_runs_in_a_transform(transform):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
-    """Also if items are called one by one, because each has its own parameters."""
+    """Items that have their own parameters are called one by one."""
     call, tensors = case(name)
     tensors = detached(tensors)
 
@@ -139,7 +139,7 @@ def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode)
     assert torch.equal(found, factors(stream).bfloat16())
 
 
-def test_a_tensor_that_a_transform_left_is_taken():
+def test_a_tensor_that_a_finished_transform_made_is_accepted():
     left = []
     x = tensor("x", 4, 8)
     torch.func.grad(lambda x: left.append(x) or x.sum())(x)
@@ -174,7 +174,7 @@ def test_wrong_scalars_are_the_same_error_for_an_operator(mode):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_no_rows_give_no_results_and_zero_gradients(grad):
+def test_no_rows_give_empty_results_and_zero_gradients(grad):
     x, weight = tensor("x", 0, 6, grad=grad), tensor("weight", 6)
     y = ct.rms_norm(x, weight)
     y.sum().backward()
@@ -232,7 +232,7 @@ CALLS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which opcheck's copies have not
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck's copies have none
 @pytest.mark.parametrize("name", CALLS)
 def test_the_operators_of_a_call_and_of_its_backward_keep_their_promises(name):
     with Watch() as watch:
@@ -266,13 +266,13 @@ PLAIN = {
 def test_plain_functions_refuse_a_forward_mode_tangent(argument):
     call = PLAIN[argument]
     for _ in range(2):
-        call(X.clone())  # cached, so that like calls are not checked again
+        call(X.clone())  # cached, so that equal calls are not checked again
     refusal = rf"{argument} has a forward-mode tangent.* cunorm\.torch .*\.detach\(\)$"
     with forward_ad.dual_level(), torch.no_grad(), pytest.raises(ValueError, match=refusal):
         call(forward_ad.make_dual(X.clone(), torch.ones(3, 4)))
 
 
-def test_tensors_without_a_tangent_are_taken_where_others_have_one():
+def test_tensors_with_and_without_a_tangent_may_be_mixed():
     expected = cunorm.rms_norm(X)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(X.clone(), torch.ones(3, 4))

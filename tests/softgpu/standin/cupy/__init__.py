@@ -24,7 +24,7 @@ __version__ = "14.2.0"
 
 
 def __getattr__(name):
-    """Return NumPy's types, and its functions, which then take arrays of the device."""
+    """Return a type of NumPy, or a function of NumPy that accepts arrays of the device."""
     found = getattr(np, name)
     return _on_host(found) if callable(found) and not isinstance(found, type) else found
 
@@ -156,7 +156,7 @@ class ndarray:
     def get(self, *args, **kwargs):
         with self.device:
             stream = get_current_stream()
-            later(lambda: None, stream.ptr)  # a copy, for which the default stream waits too
+            later(lambda: None, stream.ptr)  # the copy; the default stream waits for it
             stream.synchronize()
         return self._a.copy()
 
@@ -198,7 +198,7 @@ def _write(out, key, value):
 
     def write():
         out._a[key] = value
-        return source  # keeps it alive as long as this function
+        return source  # keeps the array alive as long as this function
 
     later(write, get_current_stream().ptr)
 

@@ -53,7 +53,7 @@ class Device:
 
     def __enter__(self):
         self._before.append(runtime.getDevice())
-        if self.id != self._before[-1]:  # else CuPy makes no context either
+        if self.id != self._before[-1]:  # otherwise CuPy creates no context
             runtime.setDevice(self.id)
         return self
 
@@ -161,7 +161,7 @@ class Event:
 
 
 class Graph:
-    """A captured graph. It is never freed, nor are the arrays that it uses."""
+    """A captured graph. The graph and the arrays that it uses are never freed."""
 
     def __init__(self, graph):
         self.graph = graph
@@ -176,8 +176,8 @@ _freed = set()  # (device, stream, size)
 class Memory:
     """Memory of exactly its size, freed in the order of the stream that it was allocated on.
 
-    CuPy reuses memory that was freed on the same stream. So a capture, which cannot allocate, still
-    gets memory if as much was freed on its stream before.
+    CuPy reuses memory that was freed on the same stream. A capture cannot allocate memory, but gets
+    memory if as much was freed on its stream before.
     """
 
     def __init__(self, size):
