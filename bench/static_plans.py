@@ -180,12 +180,13 @@ def _group_launches(
     """Return the launches of a call for a chunk of its samples, and their sizes."""
     plan_of = group_builds.forward_plan if direction == "forward" else group_builds.backward_plan
     plan = plan_of(operator.name, options, samples, channels, _GPU)
-    kernel, params = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
-    schedule = cuda_schedule(kernel.types, kernel.sizes, kernel.access(None), caps)
+    (kernel,) = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
+    sizes_of_x = kernel.geometry.sizes
+    schedule = cuda_schedule(kernel.types, sizes_of_x, kernel.access(None), caps)
     sizes = _Sizes(0, samples, schedule.chunk)
-    parts, pitch = samples * schedule.parts, kernel.sizes.pitch
+    parts, pitch = samples * schedule.parts, sizes_of_x.pitch
     launches = list(plan.lower(caps, None).launches)
-    param_grad = [(launches.pop(), _Sizes(0))] if params.outputs else []
+    param_grad = [(launches.pop(), _Sizes(0))] if kernel.params.outputs else []
     return [
         (replace(one, grid=one.grid * schedule.chunk, parts=parts, sums_pitch=pitch), sizes)
         for one in launches

@@ -11,6 +11,7 @@ from typing import Any
 from cunorm import _group_norm, _row_norm
 from cunorm._arrays.registry import view_all
 from cunorm._core import validate
+from cunorm._core.calls import check_operand
 from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
 from cunorm._core.operands import Kind, names_of
 from cunorm._core.plan import OpDef
@@ -22,9 +23,9 @@ from cunorm._group_norm.layout import group_geometry
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL, backward_scalars, forward_scalars
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
-from cunorm._row_norm.geometry import check_operand, row_geometry
+from cunorm._row_norm.geometry import row_geometry
 from cunorm._row_norm.kernels import TABLE
-from cunorm._row_norm.lower import workspace_bound
+from cunorm._row_norm.plan import workspace_bound
 from cunorm._row_norm.spec import NEEDS
 from cunorm.results import GroupNormGrads
 
@@ -142,15 +143,15 @@ def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     x, *parameters = specs
-    geometry = row_geometry(_FUNCTION, x, options["axis"], options["groups"])
+    compute = compute_type(x.dtype, options["x_dtype"])
+    geometry = row_geometry(_FUNCTION, x, compute, options["axis"], options["groups"])
     slots = [slot for slot in TABLE.forward_inputs if slot.kind is Kind.PARAMETER]
     named = [(slot.name, spec) for slot, spec in zip(slots, parameters, strict=True)]
     for slot, parameter in zip(slots, parameters, strict=True):
-        check_operand(_FUNCTION, slot, parameter, geometry)
+        check_operand(_FUNCTION, slot.argument, slot, parameter, geometry)
     validate.same_device(_FUNCTION, x, named)
     wanted = sum(spec is not None and name in options["needs"] for name, spec in named)
-    compute = compute_type(x.dtype, options["x_dtype"])
-    return workspace_bound(compute, geometry, wanted, caps_for(None, x.device)) if wanted else 0
+    return workspace_bound(geometry, wanted, caps_for(None, x.device)) if wanted else 0
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
@@ -174,7 +175,7 @@ def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
     statistic = contiguous(geometry.shape_of(Kind.STATISTIC), geometry.compute, x.device)
     operands = {"weight": weight, "bias": bias, "mean": statistic, "rstd": statistic}
     scalars = backward_scalars(_FUNCTION, groups, None, axis, needs=needs)
-    like_x = [geometry.result(dtype, x) for dtype in DTYPES.values()]
+    like_x = [geometry.new_output(x, Kind.LIKE_X, dtype) for dtype in DTYPES.values()]
     return max(
         _planned_size(
             GROUP_BACKWARD, scalars, (*backward_inputs(dy, x, **operands), *GroupNormGrads(dx))

@@ -24,7 +24,7 @@ class KernelTypes:
     """The operands of a kernel: their dtypes, None where absent.
 
     An operand's field has the name of its slot. Gradients of parameters are sums over all rows,
-    which another kernel rounds: their fields are bools, whether they are wanted.
+    which another kernel rounds: their fields say whether they are wanted.
     """
 
     inputs: ClassVar[tuple[Slot, ...]]
@@ -53,8 +53,8 @@ class KernelTypes:
 
     @classmethod
     def _with_macros(cls) -> list[str]:
-        slots = cls.inputs + cls.results
-        return [slot.name for slot in slots if slot.has_macro and slot.name not in cls.sums()]
+        names = names_of(cls.inputs + cls.results, Kind.LIKE_X, Kind.PARAMETER)
+        return [name for name in names if name not in cls.sums()]
 
     def macros(self) -> Macros:
         """Return the part of a build that says which operands there are."""

@@ -11,7 +11,7 @@ from cunorm._core.tensor import OptionalSpec, Shape
 
 T = TypeVar("T")
 Specs = dict[str, OptionalSpec]  # by the kernels' names, in the order of a call's arrays
-DTypes = Mapping[str, DType | None]  # the same
+DTypes = Mapping[str, DType | None]  # by the kernels' names
 
 
 class Kind(Enum):
@@ -19,7 +19,7 @@ class Kind(Enum):
 
     LIKE_X = auto()  # each element of x
     PARAMETER = auto()  # each element of a row, or each channel: all rows share it
-    STATISTIC = auto()  # each row, or each group of a sample
+    STATISTIC = auto()  # each row, or each group of a sample; it has the compute type
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,11 @@ class Operand:
 
     name: str  # in the kernels
     kind: Kind
-    is_result: bool = False
     is_required: bool = False  # calls that take it, or its gradient, as an input need it
     is_saved: bool = False  # the backward takes it
     has_gradient: bool = False  # the backward returns it or, for a result, takes it
-    has_macro: bool = True  # kernels are built for its dtype; else it has the compute type
     argument: str = ""  # the caller's name, if it is another
-    gradient_argument: str = ""  # the same of its gradient
+    gradient_argument: str = ""  # the caller's name of its gradient, if it is another
 
 
 class Slot(NamedTuple):
@@ -47,33 +45,30 @@ class Slot(NamedTuple):
     argument: str  # as an argument, or a field of the results
     kind: Kind
     is_required: bool
-    has_macro: bool
 
 
 class OperandTable:
     """The operands of a family: inputs and results of a forward, in the order of its arrays."""
 
-    def __init__(self, *operands: Operand) -> None:
-        inputs = [operand for operand in operands if not operand.is_result]
-        results = [operand for operand in operands if operand.is_result]
+    def __init__(self, inputs: Sequence[Operand], results: Sequence[Operand]) -> None:
         self.forward_inputs = tuple(map(_slot, inputs))
         self.forward_results = tuple(map(_slot, results))
         self.backward_inputs = (
-            *(_gradient(operand) for operand in results if operand.has_gradient),
-            *(_slot(operand) for operand in operands if operand.is_saved),
+            *(_gradient(one, one.is_required) for one in results if one.has_gradient),
+            *(_slot(operand) for operand in (*inputs, *results) if operand.is_saved),
         )
-        self.backward_results = tuple(_gradient(one) for one in inputs if one.has_gradient)
+        gradients = (_gradient(one, is_required=False) for one in inputs if one.has_gradient)
+        self.backward_results = tuple(gradients)
 
 
 def _slot(operand: Operand) -> Slot:
-    name, argument = operand.name, operand.argument or operand.name
-    return Slot(name, argument, operand.kind, operand.is_required, operand.has_macro)
+    argument = operand.argument or operand.name
+    return Slot(operand.name, argument, operand.kind, operand.is_required)
 
 
-def _gradient(operand: Operand) -> Slot:
-    name, is_required = f"d{operand.name}", operand.is_result and operand.is_required
-    argument = operand.gradient_argument or name
-    return Slot(name, argument, operand.kind, is_required, operand.has_macro)
+def _gradient(operand: Operand, is_required: bool) -> Slot:
+    name = f"d{operand.name}"
+    return Slot(name, operand.gradient_argument or name, operand.kind, is_required)
 
 
 def names_of(slots: tuple[Slot, ...], *kinds: Kind) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from cunorm._core.kernel_types import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # columns that a CPU's thread adds up at a time
-_WIDE = 1 << 14  # columns of which a single row is worth a build of its own
+_WIDE = 1 << 14  # columns; a single row of as many is worth a build of its own
 
 
 class ParamGradTypes(NamedTuple):
@@ -27,9 +27,9 @@ class ParamGradTypes(NamedTuple):
 
 
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width; a CPU rounds a single wide one.
+    """Plan param_grad for rows of partial sums of a width; a CPU only rounds a single wide row.
 
-    The launch before it is the one that found the sums, if there are any.
+    The launch before it found the sums, if there are any.
     """
     total, dependent = FLOAT64, False
     if isinstance(caps, CpuCaps):

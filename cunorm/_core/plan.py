@@ -9,17 +9,20 @@ the operands' dtypes alone, so a row's result depends neither on other rows nor 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from cunorm._core.build import KernelArgs, Launch
 from cunorm._core.caps import Caps
 from cunorm._core.dtypes import DTYPES, DType
-from cunorm._core.operands import DTypes, Kind, Slot, Specs
+from cunorm._core.memo import memoize
+from cunorm._core.operands import DTypes, Kind, Slot
 from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, Shape, TensorSpec
 
 GRID_LIMIT = 2**31 - 1
 
 Aliases = dict[int, tuple[int, ...]]
+SharedOutputs = tuple[tuple[int, int], ...]  # an output, and the array that is returned for it
 Alignments = Sequence[int] | None  # of each array's address, modulo 16; None: all are aligned
 
 
@@ -40,12 +43,12 @@ class InputCopy(NamedTuple):
 class KernelCall(NamedTuple):
     launch: Launch
     args: KernelArgs
-    work: int = 0  # elements that it goes through, by which a CPU takes threads
-    parts: int = 0  # into which CPU threads split each block; 0: each takes whole blocks
+    work: int = 0  # elements, whose number decides how many CPU threads run
+    parts: int = 0  # into which CPU threads split each block; 0: a thread takes whole blocks
 
 
 class CallSize(NamedTuple):
-    """What of a KernelCall follows from the number of rows."""
+    """The part of a KernelCall that follows from the number of rows."""
 
     grid: int
     work: int
@@ -53,7 +56,7 @@ class CallSize(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What of a Lowered follows from the number of rows."""
+    """The part of a Lowered that follows from the number of rows."""
 
     workspace: int
     calls: list[CallSize]
@@ -65,7 +68,7 @@ class Lowered(NamedTuple):
     launches: tuple[Launch, ...]  # one of each build
     calls: Callable[[], list[KernelCall]]  # in order; a function, as there may be thousands
     workspace: int  # the bytes that they need
-    # Returns what another number of rows, of two or more, changes; None if that has other builds.
+    # Returns what changes for another number of rows, two or more; None if the builds change.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 
@@ -76,10 +79,10 @@ class Plan:
     specs: OptionalSpecs  # of all inputs, then of all outputs, those to allocate too
     outputs: tuple[OutputSpec, ...]  # to allocate
     copies: tuple[InputCopy, ...]  # of inputs whose strides the kernels cannot follow
-    # By the slot of an output, those of inputs whose memory it may share exactly: no element of
-    # such an input is read after it was overwritten, by another thread either.
+    # By the slot of an output, the slots of inputs whose memory it may share exactly: no thread
+    # reads an element of these inputs after it was overwritten.
     aliases: Aliases
-    shared: tuple[tuple[int, int], ...]  # an output, and the array that is returned for it
+    shared: SharedOutputs
     lower: Callable[[Caps, Alignments], Lowered]
     workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
@@ -94,28 +97,8 @@ class Plan:
         return tuple(specs)
 
 
-def with_new_outputs(
-    slots: tuple[Slot, ...],
-    given: Specs,
-    dtypes: dict[str, DType],
-    new: Callable[[Kind, DType], TensorSpec],
-    first: int,
-) -> tuple[Specs, tuple[OutputSpec, ...]]:
-    """Return all outputs of a call, of which those to write have a dtype, and those to allocate.
-
-    Their slots begin at `first`; `new` returns the spec of a new one.
-    """
-    outputs = [
-        OutputSpec(number, new(slot.kind, dtypes[slot.name]))
-        for number, slot in enumerate(slots, first)
-        if slot.name in dtypes and given[slot.name] is None
-    ]
-    allocated = {slots[output.slot - first].name: output.spec for output in outputs}
-    return given | allocated, tuple(outputs)
-
-
 class OpSpec(Protocol):
-    """The checked scalars of a call: a dataclass, of which equal calls have one object."""
+    """The checked scalars of a call, a dataclass. Calls with equal scalars have one object."""
 
     @property
     def function(self) -> str:
@@ -126,7 +109,7 @@ class OpSpec(Protocol):
         """The caller's name of the array for each output."""
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written, by name, of those of the operands."""
+        """Return the dtypes of the results that are written, from the operands', all by name."""
 
     def statistics_shape(self, x_shape: Shape) -> Shape:
         """Return the shape of mean and rstd."""
@@ -136,6 +119,18 @@ class OpSpec(Protocol):
 
 
 SpecT = TypeVar("SpecT", bound=OpSpec)
+# By a scalar's name: checks and converts its value, of a function and an argument that errors name.
+Checks = dict[str, Callable[[str, str, Any], Any]]
+
+
+def _parsed(spec_type: type[SpecT], checks: Checks, *scalars: Any) -> SpecT:
+    """Return the OpSpec of scalars, which are in the order of its fields, the function first."""
+    names = [one.name for one in fields(spec_type)]  # type: ignore[arg-type]  # a dataclass
+    values = [
+        checks[name](scalars[0], name, value) if name in checks else value
+        for name, value in zip(names, scalars, strict=True)
+    ]
+    return spec_type(*values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,21 +139,22 @@ class OpDef(Generic[SpecT]):
 
     name: str  # in texts that executables keep
     input_slots: tuple[Slot, ...]  # of the arrays, in order
-    result_slots: tuple[Slot, ...]  # the same; a workspace follows them
+    result_slots: tuple[Slot, ...]  # likewise; a workspace follows them
     spec_type: type[SpecT]
-    parse: Callable[..., SpecT]  # returns the OpSpec of scalars as callers give them; memoized
+    checks: Checks
     plan: Callable[[SpecT, OptionalSpecs], Plan]  # from the specs of given arrays
     # Does the kernels' work, for a NumPy array or None for each input and output.
     reference: Callable[[SpecT, Sequence[Any]], None]
     # Read in every call: the callers' names of inputs and outputs; the slots of x, whose library
     # and device are those of the outputs, and of the first output; results where none is given.
+    parse: Callable[..., SpecT] = field(init=False)  # of scalars as callers give them; memoized
     inputs: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
     kinds: tuple[Kind, ...] = field(init=False)  # of inputs and outputs
-    slots_like_x: tuple[int, ...] = field(init=False)  # those of each kind
+    slots_like_x: tuple[int, ...] = field(init=False)  # the numbers of these slots, by kind
     parameter_slots: tuple[int, ...] = field(init=False)
     statistic_slots: tuple[int, ...] = field(init=False)
-    required: tuple[bool, ...] = field(init=False)  # the same
+    required: tuple[bool, ...] = field(init=False)  # whether inputs and outputs are
     x: int = field(init=False)
     first_output: int = field(init=False)
     no_outputs: tuple[None, ...] = field(init=False)
@@ -167,6 +163,7 @@ class OpDef(Generic[SpecT]):
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
+        put("parse", memoize(typed=True)(partial(_parsed, self.spec_type, self.checks)))
         put("inputs", tuple(slot.argument for slot in self.input_slots))
         put("outputs", tuple(slot.argument for slot in self.result_slots))
         kinds = tuple(slot.kind for slot in self.input_slots + self.result_slots)
@@ -194,8 +191,8 @@ class OpDef(Generic[SpecT]):
 
 
 # The version of texts that are kept on disk, in XLA's executables and torch.compile's graphs. Raise
-# it for other fields of an OpSpec or other outputs of an OpDef. Another optional input needs no
-# other: XLA's texts name the inputs that are present, and torch refuses graphs with others.
+# it for other fields of an OpSpec or other outputs of an OpDef. Another optional input needs no new
+# version: XLA's texts name the inputs that are present, and torch refuses graphs with other inputs.
 TEXT_VERSION = 4
 
 

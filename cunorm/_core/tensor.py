@@ -186,14 +186,6 @@ class RowAxes(NamedTuple):
         outer, middle, inner = [(_UNBOUNDED, 0)] * (3 - len(axes)) + axes
         return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
-    def layout_of_input(self, spec: OptionalSpec) -> RowLayout:
-        """Return the layout of an input's rows or of its copy's; any layout if it is absent."""
-        if spec is None:
-            return SINGLE_ROW
-        layout = self.layout(spec) or self.layout(spec.dense())
-        assert layout is not None, "kernels follow the strides of C order"
-        return layout
-
 
 WHOLE = RowAxes(0)  # the array is one row
 SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)

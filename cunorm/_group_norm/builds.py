@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.operands import Kind, arguments, names_of, operand_of, present
+from cunorm._core.calls import accumulators
+from cunorm._core.operands import Kind, arguments, names_of, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous
 from cunorm._dispatch import launches_of
@@ -18,15 +19,12 @@ from cunorm._group_norm.spec import (
     NEEDS,
     backward_scalars,
     forward_scalars,
-    parse_backward,
-    parse_forward,
 )
 
 FUNCTION = "warmup"  # which errors name
-LAYOUTS = {"channels_last": -1, "channels_first": 1}  # of memory, and a channel_axis that has them
-# Numbers of samples that count as few, and how often those are doubled, where any number may come.
+LAYOUTS = {"channels_last": -1, "channels_first": 1}  # the channel_axis of a contiguous array
+# Fewer samples than these count as few; they are doubled so often where any number may come.
 _FEW_SAMPLES, _DOUBLINGS = 64, 25
-
 Options = dict[str, Any]
 
 
@@ -51,25 +49,25 @@ def group_builds(
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
     """Yield numbers of samples whose builds serve any number of samples.
 
-    Every small number is tried, as cores share a few samples in plans of their own, and powers of
-    two of the larger ones, between which changes are sought.
+    Every small number is tried, as cores share few samples in plans of their own; of the larger
+    numbers powers of two, between which the changes are searched for.
     """
     tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]
     yield 1
     for low, high in pairwise(tried):
-        if needed(low) != needed(high):
-            yield from _steps_between(needed, low, high)
+        yield from _steps_between(needed, low, high)
 
 
 def _steps_between(needed: Callable[[int], object], low: int, high: int) -> Iterator[int]:
-    """Yield those above `low` and up to `high`, which need different builds."""
+    """Yield the numbers above `low` and up to `high` at which the builds change."""
     middle = (low + high) // 2
+    if needed(low) == needed(high):
+        return
     if middle == low:
         yield high
         return
-    for ends in ((low, middle), (middle, high)):
-        if needed(ends[0]) != needed(ends[1]):
-            yield from _steps_between(needed, *ends)
+    yield from _steps_between(needed, low, middle)
+    yield from _steps_between(needed, middle, high)
 
 
 def forward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
@@ -82,35 +80,25 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
         dtype=options["dtype"],
         saves=True,
     )
-    spec = parse_forward(*scalars)
-    x = contiguous(shape, options["x"], device)
     parameters = {
         name: optional_contiguous((channels,), options[name], device)
         for name in names_of(TABLE.forward_inputs, Kind.PARAMETER)
     }
-    return plan_forward(spec, (*forward_inputs(x, **parameters), *GROUP_FORWARD.no_outputs))
+    inputs = forward_inputs(contiguous(shape, options["x"], device), **parameters)
+    return plan_forward(GROUP_FORWARD.parse(*scalars), (*inputs, *GROUP_FORWARD.no_outputs))
 
 
 def backward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
     """Plan the backward of a forward, given what that returns and a dy like its y."""
     forward = forward_plan(name, options, samples, channels, device)
-    inputs, results = arguments(
-        GROUP_FORWARD.input_slots, GROUP_FORWARD.result_slots, forward.specs
-    )
-    needs = tuple(name for name in options["needs"] if name in NEEDS)
+    slots = (GROUP_FORWARD.input_slots, GROUP_FORWARD.result_slots)
+    inputs, results = arguments(*slots, forward.specs)
     scalars = backward_scalars(
         *(FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]]),
-        needs=needs,
+        needs=tuple(name for name in options["needs"] if name in NEEDS),
         accumulate=options["accumulate"],
     )
-    spec = parse_backward(*scalars)
-    sums = contiguous((channels,), present(results["rstd"]).dtype, device)
-    given = [
-        sums
-        if spec.accumulate and slot.kind is Kind.PARAMETER and inputs[name] and name in needs
-        else None
-        for slot in GROUP_BACKWARD.result_slots
-        if (name := operand_of(slot))
-    ]
+    spec, dtype = GROUP_BACKWARD.parse(*scalars), present(results["rstd"]).dtype
+    sums = accumulators(spec, GROUP_BACKWARD.result_slots, inputs, dtype)
     reads = backward_inputs(results.pop("y"), **inputs, **results)
-    return plan_backward(spec, (*reads, *given))
+    return plan_backward(spec, (*reads, *sums))

@@ -45,7 +45,7 @@ def group_norm(
     num_groups : int
         Of neighbouring channels; a divisor of C.
     weight, bias : array, optional
-        Of shape ``(C,)``, each of its own dtype of the four. All arrays are on one device.
+        Of shape ``(C,)``, each of any of the four dtypes. All arrays are on one device.
     eps : float, optional
         At least 0, in the unit of x squared; added to the variance.
     activation : str, optional
@@ -55,13 +55,13 @@ def group_norm(
         (N, C, H, W) has 1, in ``torch.channels_last`` too. -1 here and in `cunorm.jax`; in
         `cunorm.torch` the default is 1.
     dtype : dtype, optional
-        y's, as a name or a dtype of any framework; by default x's.
+        Of y, as a name or a dtype of any framework; by default x's.
     out : array, optional
-        Written and returned instead of a new array. It has the memory layout of x, may be exactly
-        x, and overlaps no other input.
+        It is written and returned instead of a new array. It has the memory layout of x, may be
+        exactly x, and overlaps no other input.
     workspace : array, optional
-        Contiguous memory on x's device, of at least `workspace_size` bytes, to use instead of
-        allocating it. Its content is lost.
+        A contiguous array on x's device, of at least `workspace_size` bytes, which the call uses
+        instead of allocating memory. Its content is lost.
 
     Returns
     -------
@@ -75,15 +75,15 @@ def group_norm(
 
     Notes
     -----
-    The memory layout is read off the strides: channels last, where the channels of a position are
+    The strides say which memory layout x has: channels last, where the channels of a position are
     contiguous and one stride leads from position to position, or channels first, where the
     positions of a channel are contiguous. y gets the layout of x. An x with other strides is copied
-    once, to the nearer layout, or else to that of its shape.
+    once, to the nearer layout, or else to that of channel_axis.
 
     Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
-    the store. The mean is corrected by the mean of what it leaves, so a constant group gives y =
-    g(bias) exactly, with eps > 0. A sample's y depends on no other sample, bit for bit. What is not
-    finite stays in its group. In float32 squared deviations overflow where their sum passes 3.4e38.
+    the store. The mean is corrected by the mean of the differences from it: a constant group gives
+    y = g(bias) exactly, with eps > 0. No bit of a sample's y depends on other samples. Infinities
+    and NaN stay in their group. In float32 squared deviations overflow if their sum passes 3.4e38.
 
     Examples
     --------
@@ -183,8 +183,8 @@ def group_norm_forward(
     eps, activation, channel_axis, dtype, workspace : optional
         As for `group_norm`; weight and bias are optional.
     out : GroupNormForward, optional
-        Arrays to write in place of new ones, or None, for each result: y as for `group_norm`, mean
-        and rstd contiguous.
+        For each result, an array to write instead of a new one, or None: y as for `group_norm`,
+        mean and rstd contiguous.
 
     Examples
     --------
@@ -240,13 +240,13 @@ def group_norm_backward(
         Gradient of y, of x's shape; float16, bfloat16, float32 or float64. It is copied once if its
         memory layout is not that of x.
     x, num_groups, weight, bias, mean, rstd, activation, channel_axis : array, int and str
-        The forward's arguments and results. Without an activation, only the shape and dtype of bias
-        are used, for dbias.
+        Those of the forward. Without an activation, only the shape and dtype of bias are used, for
+        dbias.
     needs : tuple of str, optional
         The operands whose gradients are wanted, of "x", "weight" and "bias".
     out : GroupNormGrads, optional
-        Arrays to write in place of new ones, or None, for each gradient, whose dtype they have. dx
-        has the memory layout of x and may be exactly dy or x.
+        For each gradient, an array to write instead of a new one, in its dtype, or None. dx has the
+        memory layout of x and may be exactly dy or x.
     workspace, accumulate : optional
         As for `group_norm` and `normalize_backward`.
 
@@ -254,7 +254,7 @@ def group_norm_backward(
     -------
     GroupNormGrads
         ``dx``, in x's dtype and memory layout, ``dweight`` and ``dbias``, in their parameter's
-        dtype. None for what is not in `needs` or has no operand.
+        dtype. Without operand or need, a field is None.
 
     Raises
     ------
@@ -263,9 +263,8 @@ def group_norm_backward(
 
     Notes
     -----
-    Rounding: as in `group_norm`, once on each store. The mean, which is rounded, is corrected by
-    the mean of x - mean where that counts, but not in n, which g' needs before. Every result
-    repeats bit for bit, and a sample's dx depends on no other sample.
+    Rounding: as in `group_norm`, once on each store. The rounding error of the mean is measured on
+    x and removed, but not in n. All results repeat bit for bit. A sample's dx depends on no other.
 
     Examples
     --------

@@ -4,31 +4,28 @@
 import struct
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from cunorm._core.build import ArgsWriter, KernelArgs, Macros
+from cunorm._core.build import KernelArgs, Macros
+from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel_types import KernelTypes
-from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
+from cunorm._core.operands import Kind, Operand, OperandTable, names_of
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
-from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
+from cunorm._group_norm.layout import GroupGeometry
 from cunorm.results import GroupNormForward
 
 TABLE = OperandTable(
-    Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
-    Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
-    Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
-    Operand("y", Kind.LIKE_X, is_result=True, is_required=True, has_gradient=True),
-    *(
-        Operand(
-            *(name, Kind.STATISTIC),
-            is_result=True,
-            is_required=True,
-            is_saved=True,
-            has_macro=False,
-        )
-        for name in ("mean", "rstd")
+    inputs=(
+        Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
+        Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
+        Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    ),
+    results=(
+        Operand("y", Kind.LIKE_X, is_required=True, has_gradient=True),
+        Operand("mean", Kind.STATISTIC, is_required=True, is_saved=True),
+        Operand("rstd", Kind.STATISTIC, is_required=True, is_saved=True),
     ),
 )
 
@@ -102,50 +99,23 @@ class GroupBackwardTypes(GroupTypes):
     dbias: bool = False
 
 
-class GroupKernel(NamedTuple):
-    """A group norm's kernel with its operands, for arrays anywhere."""
-
-    types: GroupTypes
-    sizes: Samples
-    lines: dict[str, Lines]  # of x and y, or of dy, x and dx, in the kernel's order
-    slots: dict[str, int]  # of the arrays that are present, by the kernel's names
-    eps: float | None = None  # of a forward
+class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
+    """A group norm's kernel with its operands; its number is a forward's eps."""
 
     def args(
         self, count: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
-        """Return `struct Arguments`, for so many samples from the first on.
-
-        `sums` are where those for dweight and dbias begin in the workspace, in bytes.
-        """
-        writer, sizes, types = ArgsWriter(self.slots), self.sizes, self.types
-        for name, strides in self.lines.items():
-            writer.pointer(name)
-            writer.integers(*strides)
-        for kind in (Kind.PARAMETER, Kind.STATISTIC):
-            for name in names_of(types.inputs, kind):
-                writer.pointer(name)
-        for name in names_of(types.results, Kind.STATISTIC):
-            writer.pointer(name)
-        if types.sums():
-            writer.pointers_into_workspace(sums)
+        """Return `struct Arguments`, for so many samples from the first on."""
+        writer, sizes = self.args_writer(sums), self.geometry.sizes
         writer.pointer("workspace")
         writer.integers(count, first, sizes.positions, sizes.channels, sizes.groups)
         writer.integers(part_positions, parts)
-        return writer.finish(b"" if self.eps is None else struct.pack("<d", self.eps))
+        return writer.finish(struct.pack(f"<{len(self.numbers)}d", *self.numbers))
 
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        sizes, strides = self.sizes, dict[str, tuple[int, ...]](self.lines)
+        sizes, strides = self.geometry.sizes, dict[str, tuple[int, ...]](self.layouts)
         if not sizes.channels_last:
             return self.types.access(sizes.positions, strides, self.slots, alignments)
         strides |= dict.fromkeys(names_of(self.types.inputs, Kind.PARAMETER), ())
         return self.types.access(sizes.channels, strides, self.slots, alignments)
-
-
-def group_kernel(
-    types: GroupTypes, geometry: GroupGeometry, operands: Specs, eps: float | None = None
-) -> GroupKernel:
-    """Return a kernel of operands, which are named as the kernel names them."""
-    lines = {name: geometry.lines_of_input(operands[name]) for name in types.lines()}
-    return GroupKernel(types, geometry.sizes, lines, slots_by_name(operands), eps)

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: MIT
 """How the channels and positions of x lie in memory, read off its shape and strides."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from cunorm._core import validate
-from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import Kind, Slot, check_compute, check_shape
-from cunorm._core.tensor import (
-    WHOLE,
-    OptionalSpec,
-    TensorSpec,
-    collapsed,
-    contiguous,
-    is_contiguous,
-)
+from cunorm._core.calls import CallGeometry, check_operand
+from cunorm._core.dtypes import DType, compute_type
+from cunorm._core.operands import Kind, Slot
+from cunorm._core.tensor import WHOLE, Shape, TensorSpec, collapsed, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31
@@ -45,42 +40,55 @@ class Samples(NamedTuple):
         return -(-self.channels // LINE) * LINE
 
 
-class GroupGeometry(NamedTuple):
+@dataclass(frozen=True)
+class GroupGeometry(CallGeometry):
     """How x falls into samples, positions and groups of channels."""
 
-    shape: tuple[int, ...]
-    compute: DType
+    float64_source = "x"
+    absent = (0, 0)
+
     sizes: Samples
     axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
-    def shape_of(self, kind: Kind) -> tuple[int, ...]:
-        """Return the shape of x, or of an element for each channel or group."""
+    @property
+    def copy_axes(self) -> tuple[int, ...]:
+        return self.axes
+
+    def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
             return (self.sizes.samples, self.sizes.groups)
         return self.shape if kind is Kind.LIKE_X else (self.sizes.channels,)
 
-    def lines(self, spec: TensorSpec) -> Lines | None:
-        """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
+    def hint(self, kind: Kind) -> str:
+        if kind is Kind.PARAMETER:
+            channel = self.axes[-1 if self.sizes.channels_last else 1]
+            return f", one for each channel, {_size_of(channel, len(self.shape))}"
+        like_x, statistic = ", the shape of x", ", one element for each group of each sample"
+        return like_x if kind is Kind.LIKE_X else statistic
+
+    def layout(self, spec: TensorSpec) -> Lines | None:
         return _lines(spec.permuted(self.axes), self.sizes.channels_last)
 
-    def lines_of_input(self, spec: OptionalSpec) -> Lines:
-        """Return where an operand's lines are, or those of its dense copy; any where absent."""
-        if spec is None:
-            return (0, 0)
-        lines = self.lines(spec) or self.lines(spec.dense(self.axes))
-        assert lines is not None, "a dense copy has lines"
-        return lines
+    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
+        if slot.kind is not Kind.PARAMETER:
+            check_operand(function, argument, slot, spec, self)
+        if slot.kind is not Kind.LIKE_X:
+            validate.output(function, argument, spec, self.shape_of(slot.kind), WHOLE)
+            return
+        validate.own_memory(function, argument, spec)
+        if self.sizes.elements and self.layout(spec) is None:
+            layout = "channels last" if self.sizes.channels_last else "channels first"
+            raise ValueError(
+                f"{function}: {argument} has strides {spec.strides}, expected the memory layout of "
+                f"x, {layout}, with one stride for all of its lines"
+            )
 
-    def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
-        """Return the spec of a new output: dense, in the memory layout of x."""
-        return x._replace(dtype=dtype).dense(self.result_axes)
-
-    def new_result(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
-        """Return the spec of a new output; one like x is as `result`, another in C order."""
+    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
+        """Return the spec of a new output; one like x has its memory layout."""
         if kind is Kind.LIKE_X:
-            return self.result(dtype, x)
-        return contiguous(self.shape_of(kind), dtype, x.device)
+            return x._replace(dtype=dtype).dense(self.result_axes)
+        return super().new_output(x, kind, dtype)
 
 
 def group_geometry(
@@ -88,8 +96,8 @@ def group_geometry(
 ) -> GroupGeometry:
     """Return the samples of x; a num_groups of None is the number of channels.
 
-    The memory layout is the one that the strides of x fit, else the nearer one; where that is
-    either, the one that channel_axis names.
+    The memory layout is the one that the strides of x fit, else the nearer one, else that of
+    channel_axis.
     """
     shape, ndim = x.shape, len(x.shape)
     if channel_axis not in (-1, 1):
@@ -98,8 +106,10 @@ def group_geometry(
         raise ValueError(
             f"{function}: x has shape {shape}, expected at least two axes: samples and channels"
         )
-    last, first = _orders(ndim, channel_axis)
-    channels, positions = shape[last[-1]], prod(shape[axis] for axis in last[1:-1])
+    channel = channel_axis % ndim
+    spatial = tuple(axis for axis in range(1, ndim) if axis != channel)
+    last, first = (0, *spatial, channel), (0, channel, *spatial)
+    channels, positions = shape[channel], prod(shape[axis] for axis in spatial)
     if not 0 < channels < _LIMIT or not positions:
         raise ValueError(
             f"{function}: x has shape {shape}: {channels} channels (channel_axis {channel_axis}) "
@@ -109,7 +119,7 @@ def group_geometry(
     if num_groups < 1 or channels % num_groups:
         raise ValueError(
             f"{function}: num_groups is {num_groups}, expected a divisor of {channels}, the number "
-            f"of channels, {_size_of(last[-1], ndim)}"
+            f"of channels, {_size_of(channel, ndim)}"
         )
     fits_last = _lines(x.permuted(last), channels_last=True) is not None
     fits_first = _lines(x.permuted(first), channels_last=False) is not None
@@ -123,8 +133,8 @@ def group_geometry(
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
     sizes = Samples(shape[0], positions, channels, num_groups, channels_last)
-    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
-    return GroupGeometry(shape, compute, sizes, last if channels_last else first, result_axes)
+    axes = last if channels_last else first
+    return GroupGeometry(shape, compute_type(x.dtype), sizes, axes, result_axes)
 
 
 def _size_of(channel: int, ndim: int) -> str:
@@ -144,13 +154,6 @@ def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
     return None if closest == abs(channel) else abs(channel) < closest
 
 
-def _orders(ndim: int, channel_axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of x with channels last, and with channels first."""
-    channel = channel_axis % ndim
-    spatial = tuple(axis for axis in range(1, ndim) if axis != channel)
-    return (0, *spatial, channel), (0, channel, *spatial)
-
-
 def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
     """Return the strides of samples and of lines, of an array in the kernel's order of axes."""
     shape, strides = spec.shape, spec.strides
@@ -160,43 +163,3 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
     if not is_contiguous(*line) or len(axes) > 1:
         return None
     return (strides[0] if shape[0] > 1 else 0), (axes[0][1] if axes else 0)
-
-
-def check_operand(
-    function: str,
-    slot: Slot,
-    spec: OptionalSpec,
-    geometry: GroupGeometry,
-    argument: str | None = None,
-) -> None:
-    """Check an operand's shape, and a statistic's dtype; a result has another name in errors."""
-    argument, hint = argument or slot.argument, ", the shape of x"
-    if slot.kind is Kind.PARAMETER:
-        channel = geometry.axes[-1 if geometry.sizes.channels_last else 1]
-        hint = f", one for each channel, {_size_of(channel, len(geometry.shape))}"
-    if slot.kind is Kind.STATISTIC:
-        hint = ", one element for each group of each sample"
-    check_shape(function, argument, spec, geometry.shape_of(slot.kind), hint)
-    if slot.kind is Kind.STATISTIC:
-        check_compute(function, argument, spec, geometry.compute, "x")
-
-
-def check_result(
-    function: str, argument: str, slot: Slot, spec: OptionalSpec, geometry: GroupGeometry
-) -> None:
-    """Check a given result."""
-    if spec is None:
-        return
-    if slot.kind is not Kind.LIKE_X:
-        if slot.kind is Kind.STATISTIC:
-            check_operand(function, slot, spec, geometry, argument)
-        validate.output(function, argument, spec, geometry.shape_of(slot.kind), WHOLE)
-        return
-    check_operand(function, slot, spec, geometry, argument)
-    validate.own_memory(function, argument, spec)
-    if geometry.sizes.elements and geometry.lines(spec) is None:
-        layout = "channels last" if geometry.sizes.channels_last else "channels first"
-        raise ValueError(
-            f"{function}: {argument} has strides {spec.strides}, expected the memory layout of x, "
-            f"{layout}, with one stride for all of its lines"
-        )

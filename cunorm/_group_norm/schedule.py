@@ -2,9 +2,8 @@
 """How the group-norm kernels are built and started, on a GPU and on a CPU.
 
 The tiles of a sample, and on a GPU whether a block or a cluster makes all passes, depend on its
-shape, the operands' dtypes and the GPU alone, so that a sample's results depend neither on other
-samples nor on alignment. On a CPU the launches are the quickest for those tiles: no result depends
-on them.
+shape, the operands' dtypes and the GPU alone. So a sample's results depend neither on other samples
+nor on alignment. No result depends on a CPU's launches.
 """
 
 from dataclasses import replace
@@ -25,26 +24,25 @@ class Schedule(NamedTuple):
     chunk: int
     part_positions: int
     parts: int  # of a sample
-    handed_size: int  # elements that the passes of a chunk hand on in global memory
-    shares: int = 0  # of a sample, for a CPU's threads; more than 0: a chunk is one block
+    handed_size: int  # elements in the workspace, for what a chunk's passes hand on
+    shares: int = 0  # of a sample, for a CPU's threads; if not 0, a chunk is one block
 
 
 # The passes that a launch makes: finding, combining, writing.
 _ALL, _FIND, _COMBINE_AND_WRITE = (True, True, True), (True, False, False), (False, True, True)
-# GPUs with little and much shared memory, without and with clusters: plans for any other GPU take
-# no more memory than those for one of them.
+# GPUs with little and much shared memory, without and with clusters. Plans for any other GPU take
+# no more memory than plans for one of these.
 SOME_GPUS = tuple(
     GpuCaps(MAX_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
-# Bytes of samples in a chunk that a CPU's threads share, so that the last pass finds them in the
-# cores' caches; bytes of a sample of which one core makes all passes; and samples that are enough
-# for all cores.
+# The most bytes of a chunk that a CPU's threads share, so that the last pass finds them in caches;
+# of a sample that one core takes; and the samples, or groups, that suffice for all cores.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
-_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch: each hands on some values
-# The most bytes of h, as group_norm_backward.cu has it, that are kept from the first pass to the
-# last: by a thread of its groups, or in memory of a chunk; and where it is quickly computed again.
+_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch, each of which hands on values
+# The most bytes of h (see group_norm_backward.cu) that a thread keeps between the passes, or memory
+# for a chunk; and the activations for which h is quickly computed again.
 _CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 256 << 10, 12 << 20, ("identity", "relu")
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 MAX_SHARES = 256  # of a chunk: enough for all threads
@@ -78,7 +76,7 @@ def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) 
 def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
     """Plan the launches on a CPU, which make all passes.
 
-    A block has some groups of a sample; or all of a chunk, whose strips threads share.
+    A block has some groups of a sample, or a whole chunk, whose strips threads share.
     """
     tiling = cpu_tiling(types, sizes)
     macros = (*_macros(types, sizes, channels=0, groups=0), *tiling.macros(1, async_copies=False))
@@ -111,10 +109,9 @@ def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
 def _cpu_kept_h(
     types: GroupTypes, sizes: Samples, pack: int, block_groups: int, chunk: int
 ) -> tuple[Macros, int]:
-    """Return where h is kept, and for how many of its elements memory of a sample has room.
+    """Return where h is kept, and for how many of its elements a sample has room in the workspace.
 
-    It has room for h even if h is not kept, so that the size depends neither on the activation nor
-    on the CPU's instructions.
+    There is room even if h is not kept there, so that the size does not depend on the activation.
     """
     lines, row = sizes.positions, sizes.group_channels * (block_groups or sizes.groups)
     if not sizes.channels_last:
@@ -150,7 +147,7 @@ def _schedule(
     handed: int,
     shared: int,
 ) -> Schedule:
-    """Return the launches of passes and their blocks, with what each sample hands on."""
+    """Return the launches of passes with their blocks; a sample hands on `handed` elements."""
     launches = []
     for flags, blocks in passes:
         found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)

@@ -3,21 +3,21 @@
 
 from dataclasses import dataclass, fields
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, operand_of, present
+from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
 from cunorm._core.types import GroupNeed
 from cunorm._group_norm.kernels import TABLE
 from cunorm.results import GroupNormForward, GroupNormGrads
 
-# The table has names of any kind, of which these are the literals.
+# mypy does not know that these are the literals of `GroupNeed`.
 NEEDS: tuple[GroupNeed, ...] = tuple(map(operand_of, TABLE.backward_results))  # type: ignore[arg-type]
-
-
 Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return
 
 
@@ -25,7 +25,7 @@ class _NumGroups(Enum):
     EACH_CHANNEL = auto()
 
 
-# In place of a number of groups: as many as channels. torch.compile takes no bare object for this.
+# Stands for as many groups as channels. torch.compile takes an Enum for it, but no bare object.
 EACH_CHANNEL: Final = _NumGroups.EACH_CHANNEL
 
 
@@ -47,9 +47,8 @@ class GroupNormSpec:
 
     def options(self, x: Any) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `group_norm` have, for an x."""
-        groups = x.shape[self.channel_axis] if self.num_groups is None else self.num_groups
-        options = {"num_groups": groups, "activation": self.activation}
-        return options | {"channel_axis": self.channel_axis}
+        options = {"activation": self.activation, "channel_axis": self.channel_axis}
+        return options | {"num_groups": self.statistics_shape(x.shape)[1]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +58,7 @@ class GroupForwardSpec(GroupNormSpec):
     saves: bool  # mean and rstd are outputs
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written, of those of the inputs."""
+        """Return the dtypes of the results that are written."""
         x = present(dtypes["x"])
         results = {"y": self.dtype or x}
         return results | dict.fromkeys(("mean", "rstd") if self.saves else (), compute_type(x))
@@ -74,13 +73,11 @@ class GroupBackwardSpec(GroupNormSpec):
     needs: tuple[str, ...]
     accumulate: bool
 
-    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the gradients that are written, of those of the inputs."""
-        return {f"d{name}": dtype for name in self.needs if (dtype := dtypes[name])}
+    output_names = tuple(f"out.{name}" for name in GroupNormGrads._fields)
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(f"out.{name}" for name in GroupNormGrads._fields)
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the gradients that are written."""
+        return {f"d{name}": dtype for name in self.needs if (dtype := dtypes[name])}
 
 
 def forward_scalars(
@@ -93,7 +90,7 @@ def forward_scalars(
     dtype: object = None,
     saves: bool = False,
 ) -> Scalars:
-    """Return a forward's scalars as the caller gives them, for `parse_forward`."""
+    """Return a forward's scalars as the caller gives them, for the OpDef's `parse`."""
     return (function, num_groups, activation, channel_axis, eps, dtype, saves)
 
 
@@ -110,57 +107,31 @@ def backward_scalars(
     return (function, num_groups, activation, channel_axis, needs, accumulate)
 
 
-@memoize(typed=True)
-def parse_forward(
-    function: str,
-    num_groups: object,
-    activation: object,
-    channel_axis: object,
-    eps: object,
-    dtype: object,
-    saves: bool,
-) -> GroupForwardSpec:
-    """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
-    norm = _parse_norm(function, num_groups, activation, channel_axis)
-    eps = validate.epsilon(function, eps)
-    dtype = parse_optional_dtype(function, "dtype", dtype)
-    return GroupForwardSpec(**norm, eps=eps, dtype=dtype, saves=saves)
+def _num_groups(function: str, argument: str, value: object) -> int | None:
+    return None if value is EACH_CHANNEL else validate.integer(function, argument, value)
 
 
-@memoize(typed=True)
-def parse_backward(
-    function: str,
-    num_groups: object,
-    activation: object,
-    channel_axis: object,
-    needs: object,
-    accumulate: object,
-) -> GroupBackwardSpec:
-    """Check a backward's scalars, as `parse_forward` does."""
-    norm = _parse_norm(function, num_groups, activation, channel_axis)
-    needs = validate.names(function, "needs", needs, NEEDS)
-    accumulate = validate.flag(function, "accumulate", accumulate)
-    return GroupBackwardSpec(**norm, needs=needs, accumulate=accumulate)
+def _activation(function: str, argument: str, value: object) -> str:
+    name = "identity" if value is None else value
+    return validate.activation(function, argument, name)
+
+
+# How scalars are checked, by name; the others are not the caller's.
+CHECKS: Checks = {
+    "num_groups": _num_groups,
+    "activation": _activation,
+    "channel_axis": validate.integer,
+    "eps": lambda function, _, eps: validate.epsilon(function, eps),
+    "dtype": parse_optional_dtype,
+    "needs": partial(validate.names, allowed=NEEDS),
+    "accumulate": validate.flag,
+}
 
 
 @memoize()
 def backward_spec(
     forward: GroupForwardSpec, _: object, needs: tuple[str, ...]
 ) -> GroupBackwardSpec:
-    """Return the spec of a forward's backward, as that of row norms, but without x's dtype."""
+    """Return the spec of a forward's backward; the second argument is for row norms."""
     norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
     return GroupBackwardSpec(**norm, needs=needs, accumulate=False)
-
-
-def _parse_norm(
-    function: str, num_groups: object, activation: object, channel_axis: object
-) -> dict[str, Any]:
-    """Return the fields of GroupNormSpec."""
-    each = num_groups is EACH_CHANNEL
-    name = "identity" if activation is None else activation
-    return {
-        "function": function,
-        "num_groups": None if each else validate.integer(function, "num_groups", num_groups),
-        "activation": validate.activation(function, "activation", name),
-        "channel_axis": validate.integer(function, "channel_axis", channel_axis),
-    }

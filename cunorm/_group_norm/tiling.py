@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tiles: how a sample is cut into those of its blocks, and how threads share one."""
+"""Tiles: how a sample is cut into a tile for each block, and how threads share a tile."""
 
 from typing import NamedTuple
 
@@ -16,31 +16,29 @@ _PACKS, _WARP = 12, 32  # packs of an operand that each thread of a GPU should h
 _RUN = 16  # packs that a thread adds up one by one: `run` in C++
 _BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
 # The least contiguous bytes of an operand in a tile, if a sample has them, and the most blocks of a
-# cluster. Of the fits with the widest packs the first is taken whose tiles are not twice as large
-# as wanted, so that two samples give most multiprocessors a block: shorter lines and larger
-# clusters cost many samples a little. Where all are, the first is taken.
+# cluster. Plans take the first fit with the widest packs whose tiles are not twice as large as
+# wanted, else the first one: then two samples give most multiprocessors a block. Shorter lines and
+# larger clusters cost many samples a little.
 _FITS = ((128, 8), (64, 8), (128, 16), (64, 16), (32, 16))
-# Blocks that share a multiprocessor's shared memory, and the most threads of each. Where no tile
-# leaves room for a second block, one that is small enough has it alone; other samples are streamed,
-# in lines with the widest packs and by blocks that share.
+# Blocks that share a multiprocessor's shared memory, and the most threads of each block. Where no
+# tile leaves room for a second block, a block with a small tile is alone. Other samples are
+# streamed by blocks that share, in lines with the widest packs.
 _SHARING, _ALONE = (2, 128), (1, 256)
 _STREAMED_LINES = (64, 128)
 _CLUSTERS = (1, 2, 4, 8, 16)
-# The least bytes of a channels-first unit, and the most channels of several groups that are one.
+# The least bytes of a channels-first unit, and the most channels of a unit of several groups.
 _UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
-# About the least bytes of an operand in a tile; larger ones make a tile of a sample for each
-# multiprocessor (of a backward, for every other).
-_MIN_TILE = 24 << 10
-# Packs of a tile on a CPU, of lines or of a channel, which stay in a core's caches; and the most
-# bytes of a pack of a line in the compute type: each of its sums takes 8 registers of AVX-512.
+_MIN_TILE = 24 << 10  # about the least bytes of an operand in a tile
+# Lines, or packs of a channel, of a tile on a CPU: they stay in a core's caches. The most bytes
+# of a pack of a line in the compute type: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 
 
 class Tiling(NamedTuple):
     """A block's tile and its threads: the constants of `struct Tile` in group_tile.cuh."""
 
-    unit_groups: int  # whose channels a tile has, or, of one group, some of them
+    unit_groups: int  # the groups of a tile; of one group it may have some channels only
     channel_threads: int
     position_threads: int
     pack: int
@@ -49,7 +47,7 @@ class Tiling(NamedTuple):
     channel_parts: int = 1  # along the channels of a group
     cluster: int = 0  # blocks that make all passes over a unit; 0: there are several launches
     blocks_per_sm: int = 1  # for which registers leave room
-    has_runs: bool = False  # of packs, whose sums are added up: threads have many
+    has_runs: bool = False  # a thread has so many packs that it adds up sums of runs of packs
 
     @property
     def threads(self) -> int:
@@ -86,9 +84,9 @@ def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
-    """Return the channels of a line that are taken at once: all, if few; the last may be fewer.
+    """Return how many channels of a line are taken at once: all, if they are few.
 
-    Parts of longer lines are shorter in a backward, as measured.
+    Parts of longer lines are shorter in a backward: this was measured to be faster.
     """
     longest = _CPU_LINE_BYTES // types.compute.itemsize
     if channels % LINE:
@@ -101,121 +99,109 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 
 def cuda_tiling(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
-    loaded = len(types.loaded)
-    sample = sizes.positions * sizes.channels * types.x.itemsize * loaded
-    wanted = loaded * max(_MIN_TILE, sample // gpu.sm_count) * 5 // 4
-
-    def is_small(tiling: Tiling) -> bool:
-        return tiling.shared(types, sizes.channels_last) <= 2 * wanted
-
-    sharing = _fits(types, sizes, gpu, wanted, *_SHARING)
-    found = [*filter(is_small, sharing), *sharing]
-    if not found:
-        streamed = _streamed(types, sizes, gpu)
-        alone = filter(is_small, _fits(types, sizes, gpu, wanted, *_ALONE))
-        found = [one for one in alone if one.pack == streamed.pack] or [streamed]
-    return _bounded(found[0], types, sizes, gpu)
+    return _Tilings(types, sizes, gpu).best()
 
 
-def _fits(
-    types: GroupTypes, sizes: Samples, gpu: GpuCaps, wanted: int, blocks: int, threads: int
-) -> list[Tiling]:
-    """Return a tiling for each of _FITS: with the fewest blocks that make wanted tiles, or most."""
-    largest, found = gpu.features.largest_cluster if gpu.features.clusters else 1, []
-    for line, most in _FITS:
-        fitting = [
-            tiling
-            for cluster in _CLUSTERS
-            if cluster <= min(most, largest)
-            and (tiling := _tiling(types, sizes, line, cluster, threads)).cluster
-            and _room(tiling, types, sizes, gpu) >= blocks
-        ]
-        small = (one for one in fitting if one.shared(types, sizes.channels_last) <= wanted)
-        if fitting:
-            found.append(next(small, fitting[-1]))
-    pack = max((one.pack for one in found), default=0)
-    return [one for one in found if one.pack == pack]
+class _Tilings(NamedTuple):
+    """The tilings among which that of a GPU is chosen."""
 
+    types: GroupTypes
+    sizes: Samples
+    gpu: GpuCaps
 
-def _streamed(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
-    """Return the largest tiles for which shared memory has room."""
-    blocks, threads = _SHARING
+    def best(self) -> Tiling:
+        loaded = len(self.types.loaded)
+        sample = self.sizes.positions * self.sizes.channels * self.types.x.itemsize * loaded
+        wanted = loaded * max(_MIN_TILE, sample // self.gpu.sm_count) * 5 // 4
 
-    def tiling_of(line: int, parts: int) -> Tiling:
-        return _tiling(types, sizes, line, parts, threads, streamed=True)
+        def is_small(tiling: Tiling) -> bool:
+            return self._shared(tiling) <= 2 * wanted
 
-    line, parts = max(_STREAMED_LINES, key=lambda line: tiling_of(line, 1).pack), 1
-    while True:
-        tiling = tiling_of(line, parts)
-        if _room(tiling, types, sizes, gpu) >= blocks or parts >= sizes.positions:
-            return tiling
-        parts += -(-parts // 8)
+        sharing = self._fits(wanted, *_SHARING)
+        found = [*filter(is_small, sharing), *sharing]
+        if not found:
+            streamed = self._streamed()
+            alone = filter(is_small, self._fits(wanted, *_ALONE))
+            found = [one for one in alone if one.pack == streamed.pack] or [streamed]
+        room = min(self._room(found[0]), _BLOCKS * 4 // self.types.compute.itemsize)
+        return found[0]._replace(blocks_per_sm=max(1, room))
 
+    def _fits(self, wanted: int, blocks: int, threads: int) -> list[Tiling]:
+        """Return a tiling for each of _FITS: the fewest blocks whose tiles are small, or most."""
+        features, found = self.gpu.features, []
+        largest = features.largest_cluster if features.clusters else 1
+        for line, most in _FITS:
+            clusters = [one for one in _CLUSTERS if one <= min(most, largest)]
+            tilings = [self._tiling(line, cluster, threads) for cluster in clusters]
+            fitting = [one for one in tilings if one.cluster and self._room(one) >= blocks]
+            small = (one for one in fitting if self._shared(one) <= wanted)
+            if fitting:
+                found.append(next(small, fitting[-1]))
+        pack = max((one.pack for one in found), default=0)
+        return [one for one in found if one.pack == pack]
 
-def _bounded(tiling: Tiling, types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
-    """Return a tiling with the blocks for which registers leave room, of float64 half as many."""
-    most = _BLOCKS * 4 // types.compute.itemsize
-    return tiling._replace(blocks_per_sm=max(1, min(_room(tiling, types, sizes, gpu), most)))
+    def _streamed(self) -> Tiling:
+        """Return the largest tiles for which shared memory has room."""
+        (blocks, threads), parts = _SHARING, 1
+        tilings = {line: self._tiling(line, 1, threads, streamed=True) for line in _STREAMED_LINES}
+        line = max(tilings, key=lambda line: tilings[line].pack)
+        while True:
+            tiling = self._tiling(line, parts, threads, streamed=True)
+            if self._room(tiling) >= blocks or parts >= self.sizes.positions:
+                return tiling
+            parts += -(-parts // 8)
 
+    def _tiling(self, line_bytes: int, blocks: int, threads: int, streamed: bool = False) -> Tiling:
+        """Return tiles of lines of these bytes, with these blocks for a unit.
 
-def _tiling(
-    types: GroupTypes,
-    sizes: Samples,
-    line_bytes: int,
-    blocks: int,
-    most_threads: int,
-    *,
-    streamed: bool = False,
-) -> Tiling:
-    """Return tiles of lines of these bytes, with these blocks for a unit.
+        Its `cluster` is 0 where they make no cluster.
+        """
+        types, sizes, groups = self.types, self.sizes, self._unit_groups(line_bytes)
+        channels = groups * sizes.group_channels
+        line = channels if sizes.channels_last else sizes.positions
+        least = min(dtype.itemsize for dtype in (*types.loaded, types.written) if dtype)
+        pack = min(WIDEST_ACCESS // least, PACK_BYTES // types.compute.itemsize, line & -line)
+        across = channels // pack if sizes.channels_last else channels
+        along = sizes.positions if sizes.channels_last else sizes.positions // pack
+        least_parts = 1 << (-(-across // threads) - 1).bit_length()  # a power of two
+        channel_threads = -(-across // least_parts)
+        channel_parts = -(-across // channel_threads)
+        parts = blocks if streamed else max(1, blocks // channel_parts)
+        of_part = -(-along // parts)
+        warps = -(-channel_threads * -(-of_part // _PACKS) // _WARP)
+        position_threads = max(1, min(threads, warps * _WARP) // channel_threads)
+        position_threads = min(position_threads, of_part)
+        length = -(-of_part // position_threads) * position_threads
+        return Tiling(
+            groups,
+            channel_threads,
+            position_threads,
+            pack,
+            length if sizes.channels_last else length * pack,
+            -(-along // length) if streamed else parts,
+            channel_parts,
+            0 if streamed or blocks % channel_parts else blocks,
+            has_runs=length > _RUN * position_threads,
+        )
 
-    Its `cluster` is 0 where they make no cluster.
-    """
-    groups = _unit_groups(types, sizes, line_bytes)
-    channels = groups * sizes.group_channels
-    line = channels if sizes.channels_last else sizes.positions
-    itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
-    pack = min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
-    across = channels // pack if sizes.channels_last else channels
-    along = sizes.positions if sizes.channels_last else sizes.positions // pack
-    least_parts = 1 << (-(-across // most_threads) - 1).bit_length()  # a power of two
-    channel_threads = -(-across // least_parts)
-    channel_parts = -(-across // channel_threads)
-    parts = blocks if streamed else max(1, blocks // channel_parts)
-    of_part = -(-along // parts)
-    warps = -(-channel_threads * -(-of_part // _PACKS) // _WARP)
-    threads = min(most_threads, warps * _WARP)
-    position_threads = min(max(1, threads // channel_threads), of_part)
-    length = -(-of_part // position_threads) * position_threads
-    return Tiling(
-        groups,
-        channel_threads,
-        position_threads,
-        pack,
-        length if sizes.channels_last else length * pack,
-        -(-along // length) if streamed else parts,
-        channel_parts,
-        0 if streamed or blocks % channel_parts else blocks,
-        has_runs=length > _RUN * position_threads,
-    )
+    def _unit_groups(self, line: int) -> int:
+        """Return the groups of a unit: enough bytes for a line, but no more than some channels."""
+        sizes, size = self.sizes, self.sizes.group_channels * self.types.x.itemsize
+        if not sizes.channels_last:
+            size, line = size * sizes.positions, _UNIT_BYTES
+        most = max(1, _UNIT_CHANNELS // sizes.group_channels)
+        divisors = [n for n in range(1, min(sizes.groups, most) + 1) if sizes.groups % n == 0]
+        return next((n for n in divisors if n * size >= line), divisors[-1])
 
+    def _shared(self, tiling: Tiling) -> int:
+        return tiling.shared(self.types, self.sizes.channels_last)
 
-def _unit_groups(types: GroupTypes, sizes: Samples, line: int) -> int:
-    """Return the groups of a unit: enough bytes for a line, but no more than some channels."""
-    size = sizes.group_channels * types.x.itemsize
-    if not sizes.channels_last:
-        size, line = size * sizes.positions, _UNIT_BYTES
-    most = max(1, _UNIT_CHANNELS // sizes.group_channels)
-    divisors = [n for n in range(1, min(sizes.groups, most) + 1) if sizes.groups % n == 0]
-    return next((n for n in divisors if n * size >= line), divisors[-1])
-
-
-def _room(tiling: Tiling, types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> int:
-    """Return how many blocks have room in a multiprocessor's shared memory."""
-    columns = tiling.channel_threads * (tiling.pack if sizes.channels_last else 1)
-    sums = 2 if isinstance(types, GroupForwardTypes) else 3
-    values = sums * tiling.position_threads * columns
-    values += (1 + VALUES * (1 + max(1, tiling.cluster))) * tiling.unit_groups
-    used = tiling.shared(types, sizes.channels_last) + values * types.compute.itemsize
-    used += _RESERVED_BYTES
-    return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0
+    def _room(self, tiling: Tiling) -> int:
+        """Return how many blocks have room in a multiprocessor's shared memory."""
+        gpu, columns = self.gpu, tiling.channel_threads
+        columns *= tiling.pack if self.sizes.channels_last else 1
+        sums = 2 if isinstance(self.types, GroupForwardTypes) else 3
+        values = sums * tiling.position_threads * columns
+        values += (1 + VALUES * (1 + max(1, tiling.cluster))) * tiling.unit_groups
+        used = self._shared(tiling) + values * self.types.compute.itemsize + _RESERVED_BYTES
+        return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0

@@ -4,19 +4,17 @@
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.operands import Kind, arguments, operand_of, present
+from cunorm._core.calls import accumulators
+from cunorm._core.operands import Kind, arguments, present
 from cunorm._core.plan import Plan
-from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
+from cunorm._core.tensor import Device, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
-from cunorm._row_norm.geometry import row_geometry
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.spec import (
     RowOptions,
     backward_scalars,
     forward_scalars,
-    parse_backward,
-    parse_forward,
 )
 
 FUNCTION = "warmup"  # which errors name
@@ -29,8 +27,8 @@ def row_builds(
 ) -> list[KernelBuild]:
     """Return a function's builds for x of each of these numbers of rows; None: of any.
 
-    A CPU has other builds for outputs larger than its caches, and for few long rows.
-    `options` are the dtype of x, those of other operands, None where absent, and scalars.
+    A CPU has other builds for outputs larger than its caches, and for few long rows. `options` has
+    the dtype of x, the dtypes of other operands, None where absent, and scalars.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
@@ -47,14 +45,12 @@ def forward_plan(name: str, options: Options, shape: tuple[int, int], device: De
         residual_dtype=options["residual_dtype"],
         saves=True,
     )
-    spec = parse_forward(*scalars)
-    x = contiguous(shape, options["x"], device)
-    geometry = row_geometry(FUNCTION, x, spec.axis, spec.groups)
+    shapes = {Kind.LIKE_X: shape, Kind.PARAMETER: shape[1:]}
     inputs = [
-        optional_contiguous(geometry.shape_of(slot.kind), options[slot.argument], device)
+        optional_contiguous(shapes[slot.kind], options[slot.argument], device)
         for slot in ROW_FORWARD.input_slots
     ]
-    return plan_forward(spec, (*inputs, *ROW_FORWARD.no_outputs))
+    return plan_forward(ROW_FORWARD.parse(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
 
 
 def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
@@ -62,28 +58,21 @@ def backward_plan(name: str, options: Options, shape: tuple[int, int], device: D
     forward = forward_plan(name, options, shape, device)
     inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
     x, stream, rstd = present(inputs["x"]), results["residual"], present(results["rstd"])
-    needs, accumulate = options["needs"], options["accumulate"]
     scalars = backward_scalars(
         *(FUNCTION, _options(options)),
         center="layer_norm" in name or options["center"],
         x_dtype=x.dtype.name,
-        needs=needs,
-        accumulate=accumulate,
+        needs=options["needs"],
+        accumulate=options["accumulate"],
     )
+    spec = ROW_BACKWARD.parse(*scalars)
     of_stream = {None: optional_dtype(stream), True: (stream or x).dtype, False: None}
     dtype = options["d_residual"]
     d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
-    sums = [
-        contiguous(shape[1:], rstd.dtype, device)
-        if accumulate and slot.kind is Kind.PARAMETER and inputs[operand] and operand in needs
-        else None
-        for slot in ROW_BACKWARD.result_slots
-        if (operand := operand_of(slot))
-    ]
-    operands = {**inputs, "x": stream or x, "mean": results["mean"], "rstd": rstd}
-    operands |= {"dy": results["y"], "d_residual": d_residual}
+    operands = inputs | results | {"dy": results["y"], "x": stream or x, "d_residual": d_residual}
     reads = [operands[slot.argument] for slot in ROW_BACKWARD.input_slots]
-    return plan_backward(parse_backward(*scalars), (*reads, *sums))
+    sums = accumulators(spec, ROW_BACKWARD.result_slots, inputs, rstd.dtype)
+    return plan_backward(spec, (*reads, *sums))
 
 
 def _options(options: Options) -> RowOptions:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""How x falls into rows, and the operands that must fit them."""
+"""How x falls into rows, and the shapes and strides of the operands."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from cunorm._core import validate
+from cunorm._core.calls import CallGeometry
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import Kind, Slot, check_shape
-from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, TensorSpec, contiguous
+from cunorm._core.operands import Kind, Slot, check_compute
+from cunorm._core.tensor import SINGLE_ROW, WHOLE, RowAxes, RowLayout, Shape, TensorSpec
 
 _WIDTH_LIMIT = 2**31
 
@@ -20,7 +23,7 @@ class RowShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        return self.rows * self.width * self.groups
+        return prod(self)
 
     @property
     def row_width(self) -> int:
@@ -28,43 +31,58 @@ class RowShape(NamedTuple):
         return self.width * self.groups
 
     def not_empty(self) -> "RowShape":
-        """Return this, or one row of it where there is none, for a launch plan."""
+        """Return this, or one row if there is none: a launch plan needs one."""
         return self if self.rows else self._replace(rows=1)
 
     def sums_pitch(self, *, twice: bool) -> int:
         """Return the elements from one row of partial sums to the next.
 
-        `twice`: a row of recent sums follows each. A row is whole cache lines of a CPU, as by
-        `sum_pitch` in C++.
+        `twice`: a row of recent sums follows each. A row is whole cache lines of a CPU, as
+        `sum_pitch` has it in C++.
         """
         pitch = -(-self.row_width // 16) * 16
         return 2 * pitch if twice else pitch
 
 
-class Geometry(NamedTuple):
-    """How x falls into rows, and those into groups of columns."""
+@dataclass(frozen=True)
+class Geometry(CallGeometry):
+    """How x falls into rows, and rows into groups of columns."""
 
-    shape: tuple[int, ...]
+    float64_source = "x, its residual stream or x_dtype"
+    absent = SINGLE_ROW
+
     leading_axes: int
     rows: RowShape
 
-    def shape_of(self, kind: Kind) -> tuple[int, ...]:
-        """Return the shape of x, of a row, or of an element for each row."""
+    def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
             groups = self.rows.groups
             return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
         return self.shape if kind is Kind.LIKE_X else self.shape[self.leading_axes :]
 
-    def axes_of(self, kind: Kind) -> RowAxes:
-        """Return where the rows of an operand begin; parameters and statistics are one row."""
-        return RowAxes(self.leading_axes, self.rows.groups) if kind is Kind.LIKE_X else WHOLE
+    def hint(self, kind: Kind) -> str:
+        if kind is Kind.PARAMETER:
+            axes = len(self.shape) - self.leading_axes
+            return f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+        return ", the shape of x" if kind is Kind.LIKE_X else ", one element for each row of x"
 
-    def new_result(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
-        """Return the spec of a new output, in C order."""
-        return contiguous(self.shape_of(kind), dtype, x.device)
+    @property
+    def axes(self) -> RowAxes:
+        return RowAxes(self.leading_axes, self.rows.groups)
+
+    def layout(self, spec: TensorSpec) -> RowLayout | None:
+        return self.axes.layout(spec)
+
+    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
+        axes = self.axes if slot.kind is Kind.LIKE_X else WHOLE
+        validate.output(function, argument, spec, self.shape_of(slot.kind), axes)
+        if slot.kind is Kind.STATISTIC:
+            check_compute(function, argument, spec, self.compute, self.float64_source)
 
 
-def row_geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geometry:
+def row_geometry(
+    function: str, x: TensorSpec, compute: DType, axis: int, groups: int = 1
+) -> Geometry:
     """Return the rows of x, all axes from `axis` to the last, and their groups."""
     shape, ndim = x.shape, len(x.shape)
     if ndim == 0:
@@ -89,26 +107,4 @@ def row_geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Ge
             f"{function}: groups is {groups} and axis is {axis}, expected axis -1 with groups"
         )
     rows = RowShape(prod(shape[:leading_axes]), width // groups, groups)
-    return Geometry(shape, leading_axes, rows)
-
-
-def check_operand(function: str, slot: Slot, operand: OptionalSpec, geometry: Geometry) -> None:
-    """Check an operand's shape."""
-    shape, hint = geometry.shape_of(slot.kind), ", the shape of x"
-    if slot.kind is Kind.PARAMETER:
-        axes = len(geometry.shape) - geometry.leading_axes
-        hint = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
-    if slot.kind is Kind.STATISTIC:
-        hint = ", one element for each row of x"
-    may_be_narrower = slot.argument in ("gate", "residual")
-    if may_be_narrower and operand is not None and _is_narrower(operand.shape, shape):
-        hint += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
-    check_shape(function, slot.argument, operand, shape, hint)
-
-
-def _is_narrower(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether an array of a shape would be broadcast to the full one."""
-    if len(shape) > len(full):
-        return False
-    sizes = zip(shape, full[len(full) - len(shape) :], strict=True)
-    return all(size in (1, full_size) for size, full_size in sizes)
+    return Geometry(shape, compute, leading_axes, rows)

@@ -4,33 +4,35 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
+from cunorm._core.build import KernelArgs, Macros, cuda_bool, numbers_of
+from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel_types import KernelTypes, type_macros
-from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
+from cunorm._core.operands import Kind, Operand, OperandTable, names_of
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import Arrays, RowLayout
+from cunorm._core.tensor import Arrays
 from cunorm._row_norm.geometry import Geometry
 from cunorm.results import NormForward, NormGrads
 
-# What a backward takes as x is what was normalised: the new residual stream, if there is one.
+# A backward's x is the new residual stream, if the forward had one.
 TABLE = OperandTable(
-    Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
-    Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
-    Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
-    Operand("gate", Kind.LIKE_X, is_saved=True, has_gradient=True),
-    Operand("residual", Kind.LIKE_X, has_gradient=True),
-    Operand("y", Kind.LIKE_X, is_result=True, is_required=True, has_gradient=True),
-    Operand(
-        *("residual_out", Kind.LIKE_X),
-        is_result=True,
-        has_gradient=True,
-        argument="residual",
-        gradient_argument="d_residual",
+    inputs=(
+        Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
+        Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
+        Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
+        Operand("gate", Kind.LIKE_X, is_saved=True, has_gradient=True),
+        Operand("residual", Kind.LIKE_X, has_gradient=True),
     ),
-    Operand("mean", Kind.STATISTIC, is_result=True, is_saved=True, has_macro=False),
-    Operand(
-        *("rstd", Kind.STATISTIC), is_result=True, is_required=True, is_saved=True, has_macro=False
+    results=(
+        Operand("y", Kind.LIKE_X, is_required=True, has_gradient=True),
+        Operand(
+            *("residual_out", Kind.LIKE_X),
+            has_gradient=True,
+            argument="residual",
+            gradient_argument="d_residual",
+        ),
+        Operand("mean", Kind.STATISTIC, is_saved=True),
+        Operand("rstd", Kind.STATISTIC, is_required=True, is_saved=True),
     ),
 )
 NO_GRADS = (None,) * len(TABLE.backward_results)
@@ -116,7 +118,7 @@ class _RowTypes(KernelTypes):
         return (*super().macros(), *self.formula.macros())
 
     def held_itemsizes(self) -> list[int]:
-        """Return the bytes that a thread holds for an element of a row: of operands, and of sums.
+        """Return the bytes that a thread holds for an element of a row, by operands and sums.
 
         Operands are held as they are stored, or as float64 if that is the compute type.
         """
@@ -140,7 +142,7 @@ class ForwardTypes(_RowTypes):
     residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
-        """Return what is held from the first pass to the last: p, which without a pre-gate is s."""
+        """Return what is held between the passes: p, which is s if there is no pre-gate."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
@@ -164,48 +166,27 @@ class BackwardTypes(_RowTypes):
 
 
 RowTypes = ForwardTypes | BackwardTypes
-SumOffsets = tuple[int | None, int | None]  # of dweight's and dbias's sums in the workspace, bytes
+SumOffsets = tuple[int | None, int | None]  # in bytes, of the sums for dweight and for dbias
 
 
-class RowKernel(NamedTuple):
-    """A row norm's kernel with its operands, for arrays anywhere."""
-
-    types: RowTypes
-    geometry: Geometry
-    layouts: dict[str, RowLayout]  # of the operands with rows
-    slots: dict[str, int]  # of the arrays that are present, by the kernel's names
-    numbers: tuple[float, ...]
+class RowKernel(Kernel[RowTypes, Geometry]):
+    """A row norm's kernel with its operands."""
 
     def args(self, sums: SumOffsets) -> KernelArgs:
-        """Return `struct Arguments`; a forward's sums are None."""
-        writer, types = ArgsWriter(self.slots), self.types
-        for name, layout in self.layouts.items():
-            writer.pointer(name)
-            writer.integers(*layout)
-        for kind in (Kind.PARAMETER, Kind.STATISTIC):
-            for name in names_of(types.inputs, kind):
-                writer.pointer(name)
-        for name in names_of(types.results, Kind.STATISTIC):
-            writer.pointer(name)
-        if types.sums():
-            writer.pointers_into_workspace(sums)
+        """Return `struct Arguments`."""
+        writer = self.args_writer(sums)
         rows, width, groups = self.geometry.rows
         writer.sized(rows)
         writer.integers(groups, width)
-        return writer.finish(numbers_of(types.compute, self.numbers))
+        return writer.finish(numbers_of(self.types.compute, self.numbers))
 
     def sums(self, sums_size: int) -> SumOffsets:
-        """Return where the partial sums for dweight and for dbias begin, of so many elements."""
+        """Return where sums of so many elements begin in the workspace."""
         types = self.types
         if isinstance(types, ForwardTypes):
             return None, None
         size = sums_size * types.compute.itemsize
         return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
-
-    @property
-    def axes(self) -> int:
-        """Return the most leading axes of an operand: 1, or up to 3."""
-        return max(layout.axes for layout in self.layouts.values())
 
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
@@ -213,12 +194,3 @@ class RowKernel(NamedTuple):
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         strides |= {name: layout.strides for name, layout in self.layouts.items()}
         return self.types.access(self.geometry.rows.width, strides, self.slots, alignments)
-
-
-def row_kernel(
-    types: RowTypes, geometry: Geometry, operands: Specs, numbers: tuple[float, ...]
-) -> RowKernel:
-    """Return a kernel of operands."""
-    axes = geometry.axes_of(Kind.LIKE_X)
-    layouts = {name: axes.layout_of_input(operands[name]) for name in types.lines()}
-    return RowKernel(types, geometry, layouts, slots_by_name(operands), numbers)

@@ -27,8 +27,8 @@ def l2_norm(
 
         y = x / sqrt(sum(x * x) + eps)
 
-    Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean. It is
-    inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
+    Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean.
+    ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead.
     Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
@@ -67,8 +67,8 @@ def l2_norm_forward(
         rstd = sqrt(d) / sqrt(sum(x * x) + eps)
         y = x * rstd / sqrt(d)
 
-    Source: `normalize_forward` with c = 1 and eps / d, with its errors and rounding. Of its results
-    mean and residual are None.
+    Source, errors and rounding: `normalize_forward` with c = 1 and eps / d. mean and residual are
+    None.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source: `normalize_backward` with c = 1; errors and rounding are the same. It returns dx, which
-    is also dresidual.
+    Source, errors and rounding: `normalize_backward` with c = 1. dresidual is dx; the other
+    gradients are None.
 
     Parameters
     ----------

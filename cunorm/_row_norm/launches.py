@@ -14,12 +14,12 @@ from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.tiling import Team, blocks_with_room, cuda_team
 
-# The most blocks of a backward on a multiprocessor, by the most columns of a block: each writes
-# partial sums of its columns, which param_grad reads.
+# The most blocks of a backward on a multiprocessor, by the most columns of a block. Each block
+# writes partial sums of its columns, which param_grad reads.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
 _MAX_STAGES = 4  # rows on their way to shared memory
-_STAGED_BYTES = 40 << 10  # of them, wanted on a multiprocessor
-_MAX_COPIES = 12  # of a thread for an operand's row: each takes registers
+_STAGED_BYTES = 40 << 10  # of these rows on a multiprocessor, if there are rows enough
+_MAX_COPIES = 12  # of a thread for an operand's row; each copy takes registers
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and the kernel's variables
 _SENT_BYTES = 48  # that each warp of a cluster sends, as wide as float64
 
@@ -28,10 +28,10 @@ class RowLaunch(NamedTuple):
     """A launch, and how it follows from the number of rows."""
 
     launch: Launch
-    # Returns the runs of rows into which so many rows are cut, and the macros that follow from
-    # their number: another number of rows with the same macros has the same build.
+    # Returns into how many runs so many rows are cut, and the macros that follow from the number of
+    # rows. Numbers of rows with the same macros have the same build.
     cut: Callable[[int], tuple[int, Macros]]
-    blocks_per_part: int
+    blocks_per_part: int  # of a run
     row_parts: int = 0  # of each row, if a CPU's threads share rows
 
 
@@ -40,22 +40,33 @@ def cuda_forward(
 ) -> RowLaunch:
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, shape.width, gpu)
-    blocks_per_part = shape.groups * team.cluster
+    access, blocks_per_part = min(access, team.pack), shape.groups * team.cluster
     max_parts = GRID_LIMIT // blocks_per_part
     if shape.width > team.chunk:
         blocks = _streamed_blocks(types, shape.width, team, gpu)
         max_parts = min(max_parts, max(1, blocks // blocks_per_part))
-    access = min(access, team.pack)
     if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(shape.width, shape.groups, access, axes)
+    return _cuda_launch(KernelBuild("row_norm_forward", macros), team, shape, max_parts)
+
+
+def _cuda_launch(
+    build: KernelBuild,
+    team: Team,
+    shape: RowShape,
+    max_parts: int,
+    sums_pitch: int = 0,
+    shared: int = 0,
+) -> RowLaunch:
+    """Return the launch of at most so many runs of rows; a pitch of 0: none has partial sums."""
 
     def cut(rows: int) -> tuple[int, Macros]:
-        return min(-(-rows // rows_per_block), max_parts), ()
+        return min(-(-rows // team.rows_per_block), max_parts), ()
 
-    rows_per_block = team.rows_per_block
-    grid = cut(shape.rows)[0] * blocks_per_part
-    launch = Launch(KernelBuild("row_norm_forward", macros), grid, team.threads)
+    (parts, _), blocks_per_part = cut(shape.rows), shape.groups * team.cluster
+    sums = (parts if sums_pitch else 0, sums_pitch)
+    launch = Launch(build, parts * blocks_per_part, team.threads, *sums, shared)
     return RowLaunch(launch, cut, blocks_per_part)
 
 
@@ -90,29 +101,16 @@ def cuda_backward(
     while team.rows_per_block > 1 and not shared.sums:  # its teams meet in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
         shared = _shared_memory(types, team, shape.width, access, gpu)
-    blocks_per_part = shape.groups * team.cluster
-    max_parts = max(1, min(blocks, gpu.sm_count * team.blocks_per_sm // blocks_per_part))
-
-    def cut(rows: int) -> tuple[int, Macros]:
-        return min(-(-rows // rows_per_block), max_parts), ()
-
-    rows_per_block = team.rows_per_block
+    resident = gpu.sm_count * team.blocks_per_sm // (shape.groups * team.cluster)
     macros = (
         *types.macros(),
         *team.macros(shape.width, shape.groups, access, axes),
         ("STAGES", str(shared.stages)),
         ("SUMS_IN_SHARED", cuda_bool(shared.sums)),
     )
-    parts, _ = cut(shape.rows)
-    launch = Launch(
-        KernelBuild("row_norm_backward", macros),
-        parts * blocks_per_part,
-        team.threads,
-        parts,
-        shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums),
-        shared.bytes,
-    )
-    return RowLaunch(launch, cut, blocks_per_part)
+    build, parts = KernelBuild("row_norm_backward", macros), max(1, min(blocks, resident))
+    pitch = shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums)
+    return _cuda_launch(build, team, shape, parts, pitch, shared.bytes)
 
 
 class _SharedMemory(NamedTuple):
@@ -163,77 +161,66 @@ def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
 _CPU_BLOCKS = 256  # the most runs of rows, without sums; no result depends on it
 
-# Bytes: rows above this prefetch in both passes of the backward; a shorter limit holds when x
-# has more than 2 bytes an element and exceeds the last cache. Measured, 2 cores, 32 MiB cache.
+# Bytes of a row above which both passes of a backward prefetch; the second where x exceeds the last
+# cache and has more than 2 bytes an element. Measured with 2 cores and a cache of 32 MiB.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
 # Bytes of a row above which the next rows are not prefetched, by the bytes of an element; True: for
-# two inputs without a gate. Measured, 2 cores, 480 MiB cache; 384 KiB with 32 MiB.
+# two inputs without a gate. Measured with 2 cores and a cache of 480 MiB; 384 KiB with 32 MiB.
 _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
-
 _KEPT_BYTES = 128 << 10  # of a row that a thread keeps for its next pass
-_KEPT_ROWS = 2  # of the widest such rows that it takes together in a backward (`rows_at_once`)
-_SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
+_KEPT_ROWS = 2  # of this size that it takes together in a backward (`rows_at_once`)
+_SHORT_KEPT_ROW = 2 << 10  # bytes of x; both passes of a forward that keeps longer rows prefetch
 _QUICK = ("identity", "relu")  # activations that compute as fast as they load
-
-_CHUNK = 16  # packs
-_PART_CHUNKS = 8  # of a part of a row that cores share, as in host/reduce.cuh
-CPU_SHARED_ROWS = 15  # the most rows that cores share,
-_FEWEST_ROW_PARTS = 3  # each of at least so many parts
-_FEWEST_SUMS = 4  # threads for which other rows have partial sums
+_CHUNK, _PART_CHUNKS = 16, 8  # packs; chunks of a part of a row, as in host/reduce.cuh
+CPU_SHARED_ROWS = 15  # the most rows that cores share
+_FEWEST_ROW_PARTS = 3  # of each of them
+_FEWEST_SUMS = 4  # rows of partial sums, if there are as many rows
 
 
 class _CpuBuild(NamedTuple):
-    """What a direction's build for a CPU has of its own."""
+    """What differs between the directions."""
 
     macros: Macros
     written: list[DType | None]  # past the caches, if large
-    long_elements: float  # of all rows, from which both passes prefetch
+    long_elements: float  # of all rows; both passes prefetch if there are so many
 
 
 def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     """Plan a kernel.
 
-    Where threads share rows, each row of a forward is a block; those of a backward are one, with
-    one row of sums.
+    Where threads share rows, each row is a block in a forward; in a backward all rows are one
+    block, with one row of sums.
     """
+    is_forward = isinstance(types, ForwardTypes)
     if isinstance(types, ForwardTypes):
         kernel, has_sums, own = "row_norm_forward", False, _cpu_forward(types, shape)
     else:
         kernel, own = "row_norm_backward", _cpu_backward(types, shape, caps)
         has_sums = types.dweight or types.dbias
-    is_forward = isinstance(types, ForwardTypes)
     moved = [getattr(types, name) for name in types.lines()]
     stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
     begins_with_pack = is_forward and types.formula.center
 
-    def unshared_parts_of(rows: int) -> int:
-        if not has_sums:
-            return min(rows, _CPU_BLOCKS)
-        are_many = rows > CPU_SHARED_ROWS
-        return _sums_of(rows) if are_many else cpu_sums(shape._replace(rows=rows))
-
-    def row_parts_of(rows: int) -> int:
+    def parts_of(rows: int) -> tuple[int, int]:
+        """Return the number of runs of rows, and of parts of each row."""
+        parts = _sums_of(rows) if has_sums else min(rows, _CPU_BLOCKS)
         if rows > CPU_SHARED_ROWS:
-            return 0
-        blocks = unshared_parts_of(rows) * shape.groups
-        return cpu_row_parts(shape._replace(rows=rows), blocks, begins_with_pack=begins_with_pack)
+            return parts, 0
+        row_parts = _row_parts(shape, rows, parts * shape.groups, begins_with_pack=begins_with_pack)
+        return (rows if is_forward else 1) if row_parts else parts, row_parts
 
     def cut(rows: int) -> tuple[int, Macros]:
-        elements = rows * row_width
-        macros = stores.macros if elements >= stores.least_elements else ()
+        (parts, row_parts), elements = parts_of(rows), rows * shape.row_width
+        macros = stores.at(elements)
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
-        if row_parts_of(rows):
-            return rows if is_forward else 1, (*macros, ("SHARED_ROWS", "true"))
-        return unshared_parts_of(rows), macros
+        return parts, (*macros, ("SHARED_ROWS", "true")) if row_parts else macros
 
-    rows, row_width = shape.rows if is_forward else shape.not_empty().rows, shape.row_width
-    parts, macros = cut(rows)
+    parts, macros = cut(shape.rows)
     macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
-    pitch = 0 if is_forward else shape.sums_pitch(twice=True)
-    sums = (0 if is_forward else parts, pitch)
+    sums = (0, 0) if is_forward else (parts, shape.sums_pitch(twice=True))
     launch = Launch(KernelBuild(kernel, macros), parts * shape.groups, 1, *sums)
-    return RowLaunch(launch, cut, shape.groups, row_parts_of(rows))
+    return RowLaunch(launch, cut, shape.groups, parts_of(shape.rows)[1])
 
 
 def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
@@ -260,16 +247,29 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
     return _CpuBuild(macros, [types.dx, types.dresidual, types.dgate], long_elements)
 
 
-def cpu_row_parts(shape: RowShape, blocks: int, *, begins_with_pack: bool) -> int:
-    """Return the parts into which `Row` cuts rows that threads share, else 0.
+def cpu_sums(shape: RowShape) -> int:
+    """Return how many rows of partial sums there are: one where threads share rows."""
+    sums = _sums_of(shape.rows)
+    blocks = sums * shape.groups
+    return 1 if _row_parts(shape, shape.rows, blocks, begins_with_pack=False) else sums
 
-    They share a few long rows which have at least three parts, and as many as there would be
-    blocks. None is empty: in Kahan's sum a zero may count.
+
+def _sums_of(rows: int) -> int:
+    """Return how many rows of partial sums are enough for all threads, but few."""
+    for_threads = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
+    return max(for_threads, -(-rows // 256))
+
+
+def _row_parts(shape: RowShape, rows: int, blocks: int, *, begins_with_pack: bool) -> int:
+    """Return the parts into which `Row` cuts each row for threads to share; 0: they share none.
+
+    They share a few long rows which have at least three parts, and as many parts as there would be
+    blocks. No part is empty: in Kahan's sum a zero may count.
     """
     packs, cut = divmod(shape.width, CPU_PACK)
     chunks = begins_with_pack - -packs // _CHUNK + bool(cut)
     parts = -(-chunks // _PART_CHUNKS)
-    is_few = 0 < shape.rows * shape.groups <= CPU_SHARED_ROWS
+    is_few = 0 < rows * shape.groups <= CPU_SHARED_ROWS
     return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0
 
 
@@ -287,18 +287,3 @@ def _cpu_kept(types: RowTypes, shape: RowShape, itemsize: int, rows: int) -> Mac
     is_slow = has_gate and types.formula.activation not in _QUICK
     is_kept = is_slow and shape.width <= packs * CPU_PACK
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
-
-
-def cpu_sums(shape: RowShape) -> int:
-    """Return the number of rows of partial sums: enough to share, few enough to cost nothing.
-
-    Rows that threads share have one.
-    """
-    sums = _sums_of(shape.rows)
-    are_shared = cpu_row_parts(shape, sums * shape.groups, begins_with_pack=False)
-    return 1 if are_shared else sums
-
-
-def _sums_of(rows: int) -> int:
-    enough_to_share = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
-    return max(enough_to_share, -(-rows // 256))

@@ -50,8 +50,8 @@ def normalize(
         Of at least one axis; float16, bfloat16, float32 or float64. An array of NumPy, CuPy,
         PyTorch or JAX, or any other object with ``__dlpack__``.
     weight, bias : array, optional
-        Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
-        the four. All arrays of a call are on one device.
+        Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of any of the four
+        dtypes. All arrays of a call are on one device.
     c : float, optional
         The length of a row before weight and bias, in y's unit; with sqrt(d) its mean square is 1.
     center : bool, optional
@@ -62,23 +62,23 @@ def normalize(
         The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``;
         its ``dim=`` is one axis alone, which is the same only for the last.
     groups : int, optional
-        Equal slices of the last axis, each normalised by itself; a divisor of its length, with axis
-        -1. Heads that share one weight need none: see the last example of `rms_norm`.
+        How many equal slices the last axis has, each normalised by itself; axis is -1. Heads that
+        share one weight need no groups: see the last example of `rms_norm`.
     weight_offset : float, optional
         Added to weight, which must be there, before any rounding. 1.0 is Gemma's ``1 + weight``.
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
     gate, gate_activation, gate_position : array, str and str, optional
-        The gate, of x's shape, of its own dtype of the four; it may be an expanded view. g, such as
-        "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre": the gate
-        multiplies x; "post": it multiplies the normalised row. Without a gate, both are left out.
+        The gate, of x's shape and any of the four dtypes; it may be an expanded view. Its
+        activation g, such as "silu" or "identity"; the error for an unknown name lists all. "pre":
+        it multiplies x; "post": it multiplies the normalised row. Without a gate, leave both out.
     dtype : dtype, optional
-        y's, as a name or a dtype of any framework. By default x's; with round_before_weight and a
-        weight, the dtype that the two promote to.
+        Of y, as a name or a dtype of any framework. By default x's; with round_before_weight and a
+        weight, the dtype to which x's and weight's promote.
     out : array, optional
-        Written and returned instead of a new array. It may be exactly an input, such as x, and
-        overlaps none otherwise. Without it, no input is written to.
+        It is written and returned instead of a new array. It may be exactly an input, such as x;
+        else it overlaps no input.
 
     Returns
     -------
@@ -100,18 +100,18 @@ def normalize(
     -----
     Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
     the store. eps, weight_offset and c / sqrt(d), with the root, are rounded to that type, too, and
-    become infinite or 0 beyond its range. The mean is corrected by the mean of what it leaves, so a
-    constant row gives y = bias exactly, with eps > 0 and a finite sum. A row's y depends on no
-    other row, nor on strides, bit for bit.
+    become infinite or 0 beyond its range. The mean is corrected by the mean of the differences from
+    it: a constant row gives y = bias exactly, with eps > 0 and a finite sum. No bit of a row's y
+    depends on other rows or on strides.
 
     Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
     zeros or NaN. Elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on do this; those of
     float16 only with a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on CUDA: with
-    eps 0, a row that has no others can become infinite or NaN.
+    eps 0, a row whose squares are all so small can become infinite or NaN.
 
-    Strides: rows are read and written in place if each is contiguous and aligned, and the axes
-    before it are at most three, counting those that one stride walks as one, and groups as one
-    more. Another input is copied once; another `out` is an error.
+    Strides: rows are read and written in place if each is contiguous and aligned, and there are at
+    most three axes before it; axes that one stride walks count as one axis, groups as one more. An
+    input with other strides is copied once; such an `out` is an error.
 
     Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 
@@ -175,17 +175,17 @@ def add_normalize(
     x : array
         As for `normalize`: what the last layer adds to the stream.
     residual : array or None
-        The stream, of x's shape, of its own dtype of the four. With None, x is the new stream.
+        The stream, of x's shape and any of the four dtypes. With None, x is the new stream.
     weight, bias, c, center, eps, axis, groups, weight_offset, round_before_weight, dtype : optional
         As for `normalize`: rows are rounded before weight to x's dtype, not the stream's.
     gate, gate_activation, gate_position : optional
         As for `normalize`. A pre-gate multiplies s on the way to y: the new stream is ungated.
     residual_dtype : dtype, optional
-        The new stream's. By default residual's, which it has to agree with, or else x's.
+        Of the new stream. It is residual's, if there is one; by default x's.
     out : AddNorm, optional
-        Arrays to write in place of new ones, or None, for each result. y may be exactly an input,
+        For each result, an array to write instead of a new one, or None. y may be exactly an input,
         but not an x that is returned as the new stream; the new stream may be exactly x or residual
-        (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
+        (``out=AddNorm(residual=residual)`` updates it). Else they overlap no input.
 
     Returns
     -------
@@ -196,7 +196,7 @@ def add_normalize(
     Notes
     -----
     Rounding: all is computed in float64 if x or the stream is, else in float32. The sum is rounded
-    to the stream's dtype before it is normalised, as by a separate addition; y once, on the store.
+    to the stream's dtype before it is normalised, as by a separate addition. y is rounded once.
 
     Examples
     --------
@@ -263,18 +263,15 @@ def normalize_forward(
     ----------
     x, weight, bias : array
     c, center, eps, axis, groups, weight_offset, round_before_weight : optional
-    gate, gate_activation, gate_position, dtype : optional
-        As for `add_normalize`.
-    residual, residual_dtype : array and dtype, optional
-        As for `add_normalize`. Without residual, x rounded to that dtype is the new stream.
-    out : NormForward, optional
-        As for `add_normalize`; mean and rstd overlap no input.
+    gate, gate_activation, gate_position, dtype, residual, residual_dtype, out : optional
+        As for `add_normalize`. Without residual, x rounded to residual_dtype is the new stream; the
+        mean and rstd of `out` overlap no input.
 
     Returns
     -------
     NormForward
-        As its docstring says, with the ``mean`` of p. The compute type is float64 if x or the new
-        stream is, else float32.
+        Its docstring describes the fields; ``mean`` is that of p. The compute type is float64 if x
+        or the new stream is, else float32.
 
     Examples
     --------
@@ -350,14 +347,14 @@ def normalize_backward(
     dy : array
         Gradient of y, of x's shape; float16, bfloat16, float32 or float64.
     x : array
-        What was normalised: the forward's ``residual`` where it has one, else its x. Of its own
-        dtype of the four, as every array here but rstd and mean.
+        What was normalised: the forward's ``residual`` where it has one, else its x. It may have
+        any of the four dtypes, as every array here but rstd and mean.
     weight, bias : array, optional
-        The forward's. Only the shape and dtype of bias are used, for dbias, unless a post-gate's
-        dgate is wanted.
+        Those of the forward. Only the shape and dtype of bias are used, for dbias, unless the dgate
+        of a post-gate is wanted.
     rstd, mean : array
-        The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or dx is,
-        else float32. The mean is needed with center, and not read without.
+        Those of the forward, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or
+        dx is, else float32. The mean is needed with center, else not read.
     d_residual : array, optional
         Gradient of the new residual stream, of x's shape. It is added to dx, past a pre-gate too.
     c, center, axis, groups, weight_offset, gate, gate_activation, gate_position : optional
@@ -366,15 +363,15 @@ def normalize_backward(
         As the forward got it: k * r is rounded to dx's dtype, that of the forward's x, for n and
         dweight. The gradient passes the rounding unchanged.
     x_dtype : dtype, optional
-        dx's; by default x's. Where the forward added an x of bfloat16 to a stream of float32, give
+        Of dx; by default x's. If the forward added an x of bfloat16 to a stream of float32, give
         bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
     needs : tuple of str, optional
         The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
         "gate". Nothing else is computed or written, and arrays are read only where needed:
         ``("bias",)`` reads dy and a post-gate, ``("weight",)`` also x, rstd, mean and any gate.
     out : NormGrads, optional
-        Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
-        input, and overlaps none otherwise.
+        For each gradient, an array to write instead of a new one, or None. An array may be exactly
+        an input; else it overlaps no input.
     workspace : array, optional
         Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of one
         of the four dtypes or, of NumPy, CuPy or PyTorch, of uint8. It has at least `workspace_size`
@@ -387,8 +384,9 @@ def normalize_backward(
     Returns
     -------
     NormGrads
-        As its docstring says; ``dresidual`` is ``dx`` where their dtypes agree, ``dweight`` and
-        ``dbias`` have their parameter's dtype. None for what `needs` lacks or has no operand.
+        Its docstring describes the fields; ``dresidual`` is ``dx`` where their dtypes agree,
+        ``dweight`` and ``dbias`` have their parameter's dtype. Without operand or need, a field is
+        None.
 
     Raises
     ------
@@ -398,7 +396,7 @@ def normalize_backward(
 
     Notes
     -----
-    Rounding: all is computed in rstd's dtype, and each result rounded once, on the store. The
+    Rounding: all is computed in rstd's dtype, and each result is rounded once, on the store. The
     rounding error of the mean is measured on x and removed. dweight and dbias are sums of parts in
     a fixed order and repeat bit for bit, on a CPU with any number of threads; with accumulate, the
     old value is added before they are rounded. Overflow and strides are as for `normalize`.

@@ -1,70 +1,71 @@
 # SPDX-License-Identifier: MIT
-"""The row norms' OpDefs. Their plans: operands checked, outputs, and the launches of a device."""
+"""The row norms' OpDefs: how their calls are planned, and their launches on a device."""
 
+from collections.abc import Sequence
 from functools import partial
+from math import prod
+from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType, compute_type
-from cunorm._core.operands import Specs, check_compute, dtypes_of, named, operand_of, present
-from cunorm._core.param_grad import ParamGradTypes
-from cunorm._core.plan import Aliases, InputCopy, OpDef, OutputSpec, Plan, with_new_outputs
+from cunorm._core.calls import by_name, check_gradients, check_inputs, check_results
+from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
+from cunorm._core.dtypes import compute_type, numpy_dtype
+from cunorm._core.operands import Kind, Specs, arguments, dtypes_of, operand_of, present
+from cunorm._core.param_grad import param_grad_call
+from cunorm._core.plan import (
+    Aliases,
+    Alignments,
+    CallSize,
+    KernelCall,
+    Lowered,
+    OpDef,
+    Plan,
+    SharedOutputs,
+    Sizes,
+)
 from cunorm._core.tensor import OptionalSpecs, optional_dtype
-from cunorm._row_norm.by_reference import backward_by_reference, forward_by_reference
-from cunorm._row_norm.geometry import Geometry, check_operand, row_geometry
-from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes, RowKernel, row_kernel
-from cunorm._row_norm.lower import lower, workspace_bound
-from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec, parse_backward, parse_forward
-
-# One of these in float64 makes the statistics float64.
-_FLOAT64_SOURCE = "x, its residual stream or x_dtype"
+from cunorm._row_norm import launches
+from cunorm._row_norm.geometry import Geometry, row_geometry
+from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes, RowKernel
+from cunorm._row_norm.spec import CHECKS, RowBackwardSpec, RowForwardSpec
+from cunorm.reference import normalize_backward, normalize_forward
+from cunorm.reference.rows import store
 
 
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a forward; the specs are those of the table's inputs, then of its results."""
-    function, count = spec.function, len(TABLE.forward_inputs)
-    inputs = named(TABLE.forward_inputs, specs[:count])
-    given = named(TABLE.forward_results, specs[count:])
-    x = present(inputs["x"])
-    geometry = row_geometry(function, x, spec.axis, spec.groups)
-    spec.check_options(inputs)
-    for slot in TABLE.forward_inputs:
-        check_operand(function, slot, inputs[slot.name], geometry)
-    _check_forward_results(spec, inputs, given, geometry)
-    dtypes = spec.result_dtypes(dtypes_of(inputs | given))
+    inputs, given = by_name(ForwardTypes, specs)
+    x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
-    for slot in TABLE.forward_results:
-        if not slot.has_macro:
-            argument = f"out.{slot.argument}"
-            check_compute(function, argument, given[slot.name], compute, _FLOAT64_SOURCE)
-    names = (*(slot.argument for slot in TABLE.forward_inputs), *spec.output_names)
-    validate.same_device(function, x, zip(names, specs, strict=True))
-    new = partial(geometry.new_result, x)
-    results, outputs = with_new_outputs(TABLE.forward_results, given, dtypes, new, count)
-    kernel = _forward_kernel(spec, inputs, results, geometry, compute)
+    geometry = row_geometry(spec.function, x, compute, spec.axis, spec.groups)
+    spec.check_options(inputs)
+    check_inputs(spec.function, ForwardTypes, inputs, geometry)
+    _check_given(spec, inputs, given)
+    results, outputs = check_results(spec, ForwardTypes, inputs, given, geometry)
+    operands, width = inputs | results, geometry.rows.width
+    formula = spec.formula(inputs, x.dtype, compute)
+    types = ForwardTypes.from_specs(operands, compute, formula=formula)
+    numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
+    kernel = RowKernel(types, geometry, operands, numbers)
+    # The stream is written before gate, weight and bias are read. An x that is returned as the
+    # stream must stay. An x whose stream is written is not read again.
     keeps_x = spec.has_stream and results["residual_out"] is None
-    # The stream is written while gate, weight and bias are still to be read. An x that is returned
-    # as the stream must stay; where the stream is written, x is not read again.
-    slot_of = [*inputs, *results].index
+    slot_of = [*operands].index
     x_slot, stream_slot = slot_of("x"), slot_of("residual_out")
-    of_y = tuple(slot for slot in range(count) if slot != x_slot or not keeps_x)
-    aliases = {slot_of("y"): of_y, stream_slot: (x_slot, slot_of("residual"))}
+    of_y = tuple(slot for slot in range(len(inputs)) if slot != x_slot or not keeps_x)
+    aliases: Aliases = {slot_of("y"): of_y, stream_slot: (x_slot, slot_of("residual"))}
     shared = ((stream_slot, x_slot),) if keeps_x else ()
-    params = ParamGradTypes(compute, None, None)
-    return _plan(kernel, params, inputs, inputs, results, outputs, aliases, shared)
+    bound = partial(workspace_bound, geometry, 0)
+    return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
 
 
-def _check_forward_results(
-    spec: RowForwardSpec, inputs: Specs, given: Specs, geometry: Geometry
-) -> None:
-    """Check that the call has the results given, and can write them."""
+def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
+    """Check that a forward has the results given, in their dtypes."""
     function, residual, stream = spec.function, inputs["residual"], spec.residual_dtype
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
     if spec.streams is None:
         validate.absent(function, "out.residual", given["residual_out"], "there is no residual")
-    for argument, slot in zip(spec.output_names, TABLE.forward_results, strict=True):
-        shape, axes = geometry.shape_of(slot.kind), geometry.axes_of(slot.kind)
-        validate.output(function, argument, given[slot.name], shape, axes)
     validate.agreed_dtype(function, "dtype", spec.dtype, spec.output_names[0], given["y"])
     validate.agreed_dtype(function, "residual_dtype", stream, "residual", residual)
     stream = optional_dtype(residual) or stream
@@ -72,89 +73,52 @@ def _check_forward_results(
     validate.agreed_dtype(function, *of_stream)
 
 
-def _forward_kernel(
-    spec: RowForwardSpec, inputs: Specs, results: Specs, geometry: Geometry, compute: DType
-) -> RowKernel:
-    operands = inputs | results
-    formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
-    types = ForwardTypes.from_specs(operands, compute, formula=formula)
-    width = geometry.rows.width
-    numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    return row_kernel(types, geometry, operands, numbers)
-
-
-# --- the backward ---------------------------------------------------------------------------------
-
-
 def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a backward; the specs are those of the table's inputs, then of its results."""
-    function, count = spec.function, len(TABLE.backward_inputs)
-    inputs = named(TABLE.backward_inputs, specs[:count])
-    given = named(TABLE.backward_results, specs[count:])
+    function = spec.function
+    inputs, given = by_name(BackwardTypes, specs)
     x = present(inputs["x"])
-    geometry = row_geometry(function, x, spec.axis, spec.groups)
+    x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
+    compute = compute_type(x.dtype, x_dtype)
+    geometry = row_geometry(function, x, compute, spec.axis, spec.groups)
     spec.check_options(inputs)
     if spec.center and inputs["mean"] is None:
         raise ValueError(
             f"{function}: mean is None, expected the mean that the forward returned, as rows are "
             "centred"
         )
-    of_compute_type = [slot for slot in TABLE.backward_inputs if not slot.has_macro]
-    for slot in TABLE.backward_inputs:
-        if slot not in of_compute_type:
-            check_operand(function, slot, inputs[slot.name], geometry)
-    _check_gradients(spec, inputs, given, geometry)
-    dtypes = spec.result_dtypes(dtypes_of(inputs | given))
-    x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
-    compute = compute_type(x.dtype, x_dtype)
-    for slot in of_compute_type:
-        check_operand(function, slot, inputs[slot.name], geometry)
-        check_compute(function, slot.argument, inputs[slot.name], compute, _FLOAT64_SOURCE)
-    names = (*(slot.argument for slot in TABLE.backward_inputs), *spec.output_names)
-    validate.same_device(function, x, zip(names, specs, strict=True))
-    if spec.accumulate:
-        validate.accumulators(function, dtypes, given)
-    new = partial(geometry.new_result, x)
-    results, outputs = with_new_outputs(TABLE.backward_results, given, dtypes, new, count)
-    reads = _read_inputs(spec, inputs, results)
-    kernel = _backward_kernel(spec, reads, results, geometry, x_dtype, compute)
-    dweight, dbias = (optional_dtype(results[name]) for name in BackwardTypes.sums())
-    params = ParamGradTypes(compute, dweight, dbias, spec.accumulate)
-    aliases = {slot: tuple(range(count)) for slot in range(count, count + len(given))}
-    shared = _shared_gradients(results, count)
-    return _plan(kernel, params, inputs, reads, results, outputs, aliases, shared)
-
-
-def _check_gradients(
-    spec: RowBackwardSpec, inputs: Specs, given: Specs, geometry: Geometry
-) -> None:
-    """Check that the call has the gradients given, and can write them."""
-    function, x = spec.function, present(inputs["x"])
-    for slot in TABLE.backward_results:
-        operand, argument = operand_of(slot), f"out.{slot.argument}"
-        if operand not in spec.needs or inputs[operand] is None:
-            reason = "its operand is absent or not in needs"
-            validate.absent(function, argument, given[slot.name], reason)
-        shape, axes = geometry.shape_of(slot.kind), geometry.axes_of(slot.kind)
-        validate.output(function, argument, given[slot.name], shape, axes)
+    check_inputs(function, BackwardTypes, inputs, geometry)
+    check_gradients(spec, BackwardTypes, inputs, given)
     validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
-
-
-def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]:
-    """Have one of dx and dresidual stand for both, where only it was written."""
-    names = [*results]
-    dx, dresidual = (first + names.index(name) for name in ("dx", "dresidual"))
+    results, outputs = check_results(spec, BackwardTypes, inputs, given, geometry)
+    reads = _read_inputs(spec, inputs, results)
+    operands = reads | results
+    formula = spec.formula(reads, x_dtype, compute)
+    if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
+        formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate use n
+    formula = formula._replace(center=spec.center and reads["mean"] is not None)
+    types = BackwardTypes.from_specs(operands, compute, formula=formula)
+    numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
+    kernel = RowKernel(types, geometry, operands, numbers, accumulate=spec.accumulate)
+    count = len(inputs)
+    aliases = {slot: tuple(range(count)) for slot in range(count, len(operands))}
+    # If only one of dx and dresidual was written, it stands for both.
+    dx, dresidual = map([*operands].index, ("dx", "dresidual"))
+    shared: SharedOutputs = ()
     if results["dx"] is None:
-        return ((dx, dresidual),)
-    return ((dresidual, dx),) if results["dresidual"] is None else ()
+        shared = ((dx, dresidual),)
+    elif results["dresidual"] is None:
+        shared = ((dresidual, dx),)
+    bound = partial(workspace_bound, geometry, kernel.params.outputs)
+    return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
 
 
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    dbias needs dy and a post-gate; dweight also x, rstd, the mean and the gate. An input that is
-    not listed here is read if r is.
+    dbias needs dy and a post-gate; dweight needs x, rstd, the mean and any gate, too. An input that
+    is not in `is_read` is read if r is needed.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -172,57 +136,84 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     return {name: one if is_read.get(name, needs_r) else None for name, one in inputs.items()}
 
 
-def _backward_kernel(
-    spec: RowBackwardSpec,
-    reads: Specs,
-    results: Specs,
-    geometry: Geometry,
-    x_dtype: DType,
-    compute: DType,
-) -> RowKernel:
-    formula = spec.formula(reads, x_dtype, compute)
-    if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
-        formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate use n
-    formula = formula._replace(center=spec.center and reads["mean"] is not None)
-    operands = reads | results
-    types = BackwardTypes.from_specs(operands, compute, formula=formula)
-    numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
-    return row_kernel(types, geometry, operands, numbers)
+def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> int:
+    """Return the most bytes of the partial sums for a number of parameters; None: on any GPU."""
+    rows = geometry.rows.not_empty()
+    if isinstance(caps, CpuCaps):
+        parts = launches.cpu_sums(rows)
+    else:
+        sm_count = MAX_SMS if caps is None else caps.sm_count
+        parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
+    return parameters * parts * rows.sums_pitch(twice=True) * geometry.compute.itemsize
 
 
-# --- both -----------------------------------------------------------------------------------------
+def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
+    """Plan the launches of a call, for its number of rows and for others."""
+    types, params, shape = kernel.types, kernel.params, kernel.geometry.rows
+    outputs = params.outputs
+    if isinstance(caps, CpuCaps):
+        planned = launches.cpu_launch(types, shape.not_empty(), caps)
+    else:
+        axes = max(layout.axes for layout in kernel.layouts.values())  # before rows
+        call = (shape.not_empty(), kernel.access(alignments), caps, axes)
+        if isinstance(types, ForwardTypes):
+            planned = launches.cuda_forward(types, *call)
+        else:
+            planned = launches.cuda_backward(types, *call)
+    launch, pitch = planned.launch, planned.launch.sums_pitch
+    _, own_macros = planned.cut(shape.not_empty().rows)
+    sums, calls = kernel.sums(launch.sums_size), []
+    if shape.rows:
+        args = kernel.args(sums)
+        calls.append(KernelCall(launch, args, shape.elements, planned.row_parts))
+    if outputs:
+        sizes = (launch.parts if shape.rows else 0, pitch, shape.row_width)
+        calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps))
+    row_width, itemsize = shape.row_width, types.compute.itemsize
+
+    def sizes_of(rows: int) -> Sizes | None:
+        parts, macros = planned.cut(rows)
+        if macros != own_macros:
+            return None
+        sums_size = parts * pitch
+        offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
+        grid = parts * planned.blocks_per_part
+        found = [CallSize(grid, rows * row_width, (*offsets, rows))]
+        if outputs:
+            own_grid = calls[1].launch.grid
+            found.append(CallSize(own_grid, parts * row_width, (*offsets, parts)))
+        return Sizes(outputs * sums_size * itemsize, found)
+
+    size = outputs * launch.sums_size * itemsize
+    return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)
 
 
-def _plan(
-    kernel: RowKernel,
-    params: ParamGradTypes,
-    inputs: Specs,
-    reads: Specs,
-    results: Specs,
-    outputs: tuple[OutputSpec, ...],
-    aliases: Aliases,
-    shared: tuple[tuple[int, int], ...],
-) -> Plan:
-    geometry = kernel.geometry
-    copies = [
-        InputCopy(number)
-        for number, slot in enumerate(kernel.types.inputs)
-        if (spec := reads[slot.name]) is not None
-        and geometry.axes_of(slot.kind).layout(spec) is None
-    ]
-    return Plan(
-        specs=(*inputs.values(), *results.values()),
-        outputs=outputs,
-        copies=tuple(copies),
-        aliases=aliases,
-        shared=shared,
-        lower=partial(lower, kernel, params),
-        workspace_bound=partial(workspace_bound, kernel.types.compute, geometry, params.outputs),
-        is_empty=not any(results.values()) or not (geometry.rows.rows or params.outputs),
+def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
+    inputs, results = arguments(TABLE.forward_inputs, TABLE.forward_results, arrays)
+    stream = results["residual"]
+    exact = normalize_forward(
+        **inputs,
+        residual_dtype=None if stream is None else stream.dtype,
+        eps=spec.mean_eps(prod(inputs["x"].shape[spec.axis :]) // spec.groups),
+        **spec.options(),
     )
+    store(stream, exact.residual)  # first, as y may be exactly x or residual
+    for name in ("y", "mean", "rstd"):
+        store(results[name], getattr(exact, name))
 
 
-# --- the OpDefs -----------------------------------------------------------------------------------
+def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
+    inputs, results = arguments(TABLE.backward_inputs, TABLE.backward_results, arrays)
+    wanted = [slot for slot in TABLE.backward_results if results[slot.argument] is not None]
+    exact = normalize_backward(
+        **inputs,
+        x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),
+        needs={operand_of(slot) for slot in wanted},
+        **spec.options(),
+    )
+    for slot in wanted:
+        is_added = spec.accumulate and slot.kind is Kind.PARAMETER
+        store(results[slot.argument], getattr(exact, slot.argument), added=is_added)
 
 
 ROW_FORWARD = OpDef(
@@ -230,16 +221,16 @@ ROW_FORWARD = OpDef(
     input_slots=TABLE.forward_inputs,
     result_slots=TABLE.forward_results,
     spec_type=RowForwardSpec,
-    parse=parse_forward,
+    checks=CHECKS,
     plan=plan_forward,
-    reference=forward_by_reference,
+    reference=_forward_by_reference,
 )
 ROW_BACKWARD = OpDef(
     name="row_backward",
     input_slots=TABLE.backward_inputs,
     result_slots=TABLE.backward_results,
     spec_type=RowBackwardSpec,
-    parse=parse_backward,
+    checks=CHECKS,
     plan=plan_backward,
-    reference=backward_by_reference,
+    reference=_backward_by_reference,
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The registers that a thread of a row norm takes, before its kernel is compiled.
+"""Estimates of the registers that a thread of a row norm takes, before its kernel is compiled.
 
 docs/kernels/row-norms.md says how they were found. An estimate that is too low makes registers
-spill; one that is too high leaves a multiprocessor fewer blocks.
+spill; an estimate that is too high leaves a multiprocessor fewer blocks.
 """
 
 from typing import NamedTuple
@@ -12,78 +12,18 @@ from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
 # Of a multiprocessor; a warp's registers are in one of its partitions.
 WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MAX_REGISTERS = 32, 64 << 10, 4, 2048, 255
-# More registers of a thread: where its block has several teams, some of which may have no row;
-# where a streamed backward writes parameters' gradients alone; for the activation of a forward's
-# gate.
-_OF_SEVERAL, _OF_SUMS_ALONE = 8, 28
-_OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}
+_OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}  # registers for a forward's gate
 
 
-class Tuning(NamedTuple):
-    """A kernel's limits for a thread, and the registers that it takes."""
+class Limits(NamedTuple):
+    """What a kernel's plans aim at."""
 
     block_threads: int  # of a block of several teams
     preferred_elements: int  # of a row that a thread holds, of float32
     most_elements: int  # the same, where a row is too long for more threads
-    registers: int  # beside those that hold the row and its sums
-    element_factor: float = 1  # of those that hold the row and its sums
-    narrow_registers: int = 0  # more, where operands are converted
-    narrow_element: float = 0  # the same for each element
-    single_registers: int = 0  # more, where packs are of one element
-    single_element: float = 0  # the same for each element
-    pair_registers: int = 0  # more, where packs are of two
-    pair_element: float = 0
-    streamed_registers: int = 0  # more, where rows are streamed
-    streamed_element: float = 0  # the same for each element, if no operand is narrower than float32
-    consumed_registers: int = 0  # more for each operand that p is made of, beside x
-    both_registers: int = 0  # more, where these are a residual and a gate
-    half_registers: int = 0  # more, where float16 and a residual are added
-    many_registers: int = 0  # more, where more than three operands are held
-    several_residual: int = 0  # more, for a float32 residual where a block has several teams
-    many_elements: int = 0  # as for so many elements more, where more than preferred are held
-    uneven_elements: int = 0  # the same, where a centered row leaves lanes idle, or lacks a warp
-    more_from_100: int = 0  # registers, where compute capability 10.0 and later are compiled for
-    gate_registers: int = 0  # more, for an activation
-    gate_element: float = 0  # the same for each element
 
 
-TUNING = {
-    ForwardTypes: Tuning(
-        block_threads=128,
-        preferred_elements=32,
-        most_elements=64,
-        registers=16,
-        narrow_element=0.5,
-        single_registers=8,
-        single_element=2,
-        pair_registers=8,
-        pair_element=2,
-        consumed_registers=8,
-        both_registers=40,
-        half_registers=28,
-        many_registers=24,
-        several_residual=24,
-        many_elements=14,
-        uneven_elements=8,
-        more_from_100=2,
-        streamed_registers=16,
-    ),
-    BackwardTypes: Tuning(
-        block_threads=256,
-        preferred_elements=16,
-        most_elements=48,
-        registers=44,
-        element_factor=1.2,
-        narrow_registers=4,
-        narrow_element=0.75,
-        single_registers=28,
-        pair_element=2,
-        streamed_registers=12,
-        streamed_element=1.4,
-        gate_registers=28,
-        gate_element=1.25,
-    ),
-}
+LIMITS = {ForwardTypes: Limits(128, 32, 64), BackwardTypes: Limits(256, 16, 48)}
 
 
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
@@ -91,33 +31,38 @@ def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) ->
 
     `of_plan` are those that its plan takes beside what others do, if it computes in float32.
     """
-    tuning, held = TUNING[type(types)], types.held_itemsizes()
-    of_element = _of_element(types, pack)
-    registers: float = tuning.registers + of_plan
-    if types.gate is not None:
-        registers += tuning.gate_registers
-        of_element += tuning.gate_element
     if isinstance(types, ForwardTypes):
-        consumed = (types.residual is not None) + types.formula.pre_gate
-        registers += tuning.consumed_registers * consumed
-        registers += tuning.both_registers if consumed == 2 else 0
-        registers += _OF_ACTIVATION.get(types.formula.activation, 0)
-        if types.residual is not None and FLOAT16 in (types.x, types.residual, types.residual_out):
-            registers += tuning.half_registers
+        return _of_forward(types, elements, pack, of_plan)
+    return _of_backward(types, elements, pack, of_plan)
+
+
+def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> int:
+    residual, words, held = types.residual, types.compute.itemsize // 4, types.held_itemsizes()
+    registers = 16 + of_plan + _OF_ACTIVATION.get(types.formula.activation, 0)
+    registers += 8 * ((residual is not None) + types.formula.pre_gate)  # which p is made of
+    if residual is not None and types.formula.pre_gate:
+        registers += 40
+    if residual is not None and FLOAT16 in (types.x, residual, types.residual_out):
+        registers += 28
     if len(held) > 3:
-        registers += tuning.many_registers
-    more: float = 0
-    if min(held) < 4:
-        more = tuning.narrow_registers + elements * tuning.narrow_element
-    if pack == 1:
-        more += tuning.single_registers + elements * tuning.single_element
-    elif pack == 2:
-        more += tuning.pair_registers + elements * tuning.pair_element
-    words = types.compute.itemsize // 4
-    if elements * words > tuning.preferred_elements:
-        elements += tuning.many_elements // words
-    of_row = elements * of_element * tuning.element_factor
-    return int(registers * words + more + of_row)
+        registers += 24
+    more = elements * 0.5 if min(held) < 4 else 0  # operands are converted
+    if pack <= 2:
+        more += 8 + elements * 2
+    if elements * words > LIMITS[ForwardTypes].preferred_elements:
+        elements += 14 // words
+    return int(registers * words + more + elements * _of_element(types, pack))
+
+
+def _of_backward(types: BackwardTypes, elements: int, pack: int, of_plan: int) -> int:
+    of_element, registers = _of_element(types, pack), 44 + of_plan
+    if types.gate is not None:
+        registers += 28
+        of_element += 1.25
+    more = 4 + elements * 0.75 if min(types.held_itemsizes()) < 4 else 0  # operands are converted
+    if pack <= 2:
+        more += 28 if pack == 1 else elements * 2
+    return int(registers * (types.compute.itemsize // 4) + more + elements * of_element * 1.2)
 
 
 def _of_element(types: RowTypes, pack: int) -> float:
@@ -126,28 +71,26 @@ def _of_element(types: RowTypes, pack: int) -> float:
 
 
 def of_several(types: RowTypes) -> int:
-    """Return the registers that a thread takes more where its block has several teams."""
+    """Return the registers that a thread takes more where some teams of its block have no row."""
     residual = types.residual if isinstance(types, ForwardTypes) else None
-    of_residual = residual.itemsize / 4 if residual is not None else 0
-    return _OF_SEVERAL + int(TUNING[type(types)].several_residual * of_residual)
+    return 8 if residual is None else 8 + 6 * residual.itemsize
 
 
 def of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
-    """Return the registers for guards of a block's last packs, and of its last sums."""
+    """Return a forward's registers for guards of a block's last packs, and of its last sums."""
     is_even = width % (threads * pack) == 0 and threads & (threads - 1) == 0
-    if is_even or not types.formula.center:
+    if is_even or not types.formula.center or isinstance(types, BackwardTypes):
         return 0
-    return int(TUNING[type(types)].uneven_elements * _of_element(types, pack))
+    return int(8 * _of_element(types, pack))
 
 
 def of_streamed(types: RowTypes, elements: int) -> int:
     """Return the registers that a thread takes more where rows are streamed."""
-    tuning = TUNING[type(types)]
-    of_element = tuning.streamed_element if min(types.held_itemsizes()) >= 4 else 0
-    more = tuning.streamed_registers + int(elements * of_element)
-    if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
-        more += _OF_SUMS_ALONE
-    return more
+    if isinstance(types, ForwardTypes):
+        return 16
+    more = 12 + (int(elements * 1.4) if min(types.held_itemsizes()) >= 4 else 0)
+    are_sums_alone = types.dx is types.dresidual is types.dgate is None
+    return more + 28 if are_sums_alone else more
 
 
 def room_of(registers: int, threads: int) -> int:

@@ -43,8 +43,8 @@ def rms_norm(
     gate, gate_activation, gate_position, dtype, out : optional
         As for `normalize`; weight is optional.
     eps : float, optional
-        As for `normalize`. PyTorch's default is the machine epsilon of the type that it computes
-        in, float32's for half precision.
+        As for `normalize`. PyTorch's default is the machine epsilon of the type in which it
+        computes, float32's for half precision.
 
     Examples
     --------

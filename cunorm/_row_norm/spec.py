@@ -2,20 +2,21 @@
 """The scalars of a row norm's call, checked: RowForwardSpec and RowBackwardSpec."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promoted
 from cunorm._core.memo import memoize, typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
+from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
 from cunorm._core.types import Need
 from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm.results import NormForward, NormGrads
 
-# The table has names of any kind, of which these are the literals.
+# mypy does not know that these are the literals of `Need`.
 NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # Options of `rms_norm` with which published models use it.
@@ -27,17 +28,17 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowNormSpec:
-    """The scalars of both directions of a row norm."""
+    """The scalars of both directions of a row norm, in the order of `RowOptions`."""
 
     function: str
-    center: bool
     axis: int
     groups: int
+    weight_offset: float
     round_before_weight: bool
     gate_activation: str
     gate_position: str
+    center: bool
     c: float | None
-    weight_offset: float
 
     def formula(self, operands: Specs, x_dtype: DType, compute: DType) -> Formula:
         """Return the formula of a build, with or without a gate and a weight."""
@@ -90,10 +91,10 @@ class RowForwardSpec(RowNormSpec):
     eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written, of those of inputs and given results.
+        """Return the dtypes of the results that are written.
 
-        y has that of the given array, else of the spec, else of x (promoted with weight if that is
-        rounded before); the stream that of residual, else of the spec, else of the given array.
+        y has the given array's dtype, else the spec's, else x's (promoted with weight's if rows are
+        rounded before). The stream has residual's, else the spec's, else the given array's.
         """
         x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
         residual = dtypes["residual"]
@@ -128,11 +129,12 @@ class RowBackwardSpec(RowNormSpec):
     needs: tuple[str, ...]
     accumulate: bool
 
-    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the gradients to allocate if they are not given.
+    output_names = tuple(f"out.{name}" for name in NormGrads._fields)
 
-        The dtypes are those of inputs and given gradients. One of dx and dresidual stands for both
-        where they have the same dtype, x's.
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the gradients that are written.
+
+        One of dx and dresidual stands for both where both have x's dtype.
         """
         x = present(dtypes["x"])
         dx, results = self.x_dtype or dtypes["dx"] or x, {}
@@ -146,10 +148,6 @@ class RowBackwardSpec(RowNormSpec):
             results["dresidual"] = x
         return results
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(f"out.{name}" for name in NormGrads._fields)
-
 
 class RowOptions(NamedTuple):
     """The options that all row norms but l2_norm have, in the order of their keywords."""
@@ -162,15 +160,12 @@ class RowOptions(NamedTuple):
     gate_position: str = GATE_DEFAULTS["gate_position"]
 
 
-# As RowOptions makes them, or plain: a tuple is made in a tenth of the time.
+# A RowOptions, or a plain tuple, which is made in a tenth of the time.
 Options = tuple[int, int, float, bool, str, str]
 Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return
 
-_NORM = ("function", *RowOptions._fields, "center", "c")
-_FORWARD = (*_NORM, "eps", "dtype", "residual_dtype", "saves", "streams", "eps_of_sum")
-_BACKWARD = (*_NORM, "x_dtype", "needs", "accumulate")
 UNIT_LENGTH = typed_key(1.0)
-_UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # of both directions of l2_norm
+_UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # for both directions of l2_norm
 
 
 def forward_scalars(
@@ -214,59 +209,29 @@ def l2_scalars(
     return (function, axis, groups, *_UNIT, eps, dtype, None, saves, None, True)
 
 
-@memoize(typed=True)
-def parse_forward(*scalars: Any) -> RowForwardSpec:
-    """Check a forward's scalars."""
-    given = dict(zip(_FORWARD, scalars, strict=True))
-    function = given["function"]
-    return RowForwardSpec(
-        **_parse_norm(given),
-        eps=validate.epsilon(function, given["eps"]),
-        dtype=parse_optional_dtype(function, "dtype", given["dtype"]),
-        residual_dtype=parse_optional_dtype(function, "residual_dtype", given["residual_dtype"]),
-        saves=given["saves"],
-        streams=given["streams"],
-        eps_of_sum=given["eps_of_sum"],
-    )
-
-
-@memoize(typed=True)
-def parse_backward(*scalars: Any) -> RowBackwardSpec:
-    """Check a backward's scalars."""
-    given = dict(zip(_BACKWARD, scalars, strict=True))
-    function = given["function"]
-    return RowBackwardSpec(
-        **_parse_norm(given),
-        x_dtype=parse_optional_dtype(function, "x_dtype", given["x_dtype"]),
-        needs=validate.names(function, "needs", given["needs"], NEEDS),
-        accumulate=validate.flag(function, "accumulate", given["accumulate"]),
-    )
+# How scalars are checked, by name; the others are not the caller's.
+CHECKS: Checks = {
+    "axis": validate.integer,
+    "groups": validate.integer,
+    "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 equals 0.0
+    "round_before_weight": validate.flag,
+    "gate_activation": validate.activation,
+    "gate_position": partial(validate.choice, allowed=("pre", "post")),
+    "center": validate.flag,
+    "c": lambda function, _, c: validate.parse_c(function, c and c[0]),
+    "eps": lambda function, _, eps: validate.epsilon(function, eps),
+    "dtype": parse_optional_dtype,
+    "residual_dtype": parse_optional_dtype,
+    "x_dtype": parse_optional_dtype,
+    "needs": partial(validate.names, allowed=NEEDS),
+    "accumulate": validate.flag,
+}
 
 
 @memoize()
 def backward_spec(
     forward: RowForwardSpec, x_dtype: DType | None, needs: tuple[str, ...]
 ) -> RowBackwardSpec:
-    """Return the spec of the backward of a forward, which errors name by the forward's function."""
+    """Return the spec of a forward's backward, whose errors name the forward's function."""
     norm = {one.name: getattr(forward, one.name) for one in fields(RowNormSpec)}
     return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)
-
-
-def _parse_norm(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of RowNormSpec."""
-    function, c = given["function"], given["c"]
-
-    def checked(check: Callable[..., Any], name: str, *allowed: object) -> Any:
-        return check(function, name, given[name], *allowed)
-
-    return {
-        "function": function,
-        "center": checked(validate.flag, "center"),
-        "axis": checked(validate.integer, "axis"),
-        "groups": checked(validate.integer, "groups"),
-        "round_before_weight": checked(validate.flag, "round_before_weight"),
-        "gate_activation": checked(validate.activation, "gate_activation"),
-        "gate_position": checked(validate.choice, "gate_position", ("pre", "post")),
-        "c": validate.parse_c(function, c and c[0]),
-        "weight_offset": checked(validate.finite, "weight_offset") + 0.0,  # -0.0 equals 0.0
-    }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How a GPU's threads share the rows of a row norm; a CPU's team is one thread.
 
-It depends on the width, the operands' dtypes and the GPU's features alone: a row's sums are taken
-in the order that its team gives them.
+A team depends on the width, the operands' dtypes and the GPU's features alone, as it determines the
+order in which a row is summed.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 from cunorm._row_norm.registers import (
-    TUNING,
+    LIMITS,
     WARP,
     of_several,
     of_streamed,
@@ -21,12 +21,9 @@ from cunorm._row_norm.registers import (
     room_of,
 )
 
-# Bytes of a pack in the compute type; a thread has several packs in registers.
-PACK_BYTES = 32
-# Threads of a block that may share a row: lanes of a warp, or whole warps; the most of a block of a
-# cluster, and sizes of clusters.
-_TEAMS = (4, 8, 16, *range(32, 513, 32))
-_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
+PACK_BYTES = 32  # in the compute type; a thread has several packs in registers
+_TEAMS = (4, 8, 16, *range(32, 513, 32))  # threads of a block that may share a row
+_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)  # the most threads of a block; blocks
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 
 
@@ -34,11 +31,11 @@ class Team(NamedTuple):
     """How threads share the rows: the constants of `struct Team` in reduce.cuh."""
 
     threads: int  # of a block
-    threads_per_row: int  # more: those of a cluster of blocks
+    threads_per_row: int  # if these are more, of a cluster of blocks
     pack: int
     packs: int  # that a thread holds at a time
     blocks_per_sm: int = 1  # for which registers leave room
-    registers: int = 0  # about what a thread takes
+    registers: int = 0  # of a thread, an estimate
 
     @property
     def rows_per_block(self) -> int:
@@ -58,8 +55,8 @@ class Team(NamedTuple):
     def macros(self, width: int, groups: int, access: int, axes: int = 3) -> Macros:
         """Return the part of the build that says how rows are walked.
 
-        A width or number of groups of 0 is known at run time. Operands have at most so many leading
-        axes.
+        The kernel gets a width, or a number of groups, of 0 at run time. `axes` is the most leading
+        axes of an operand.
         """
         return (
             ("WIDTH", str(width)),
@@ -81,10 +78,11 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
-    few = max(pack, TUNING[type(types)].preferred_elements * 4 // types.compute.itemsize)
+    limits = LIMITS[type(types)]
+    few = max(pack, limits.preferred_elements * 4 // types.compute.itemsize)
     largest = features.largest_cluster if features.clusters else 1
     is_wide = min(types.held_itemsizes()) >= 4
-    most = TUNING[type(types)].most_elements * (3 if is_wide else 4) // 4
+    most = limits.most_elements * (3 if is_wide else 4) // 4
     # A backward copies its next row while it waits; a forward's block wants another beside it.
     least = 2 if isinstance(types, ForwardTypes) else 1
     return (
@@ -100,23 +98,22 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
 def blocks_with_room(types: RowTypes, team: Team) -> int:
     """Return the blocks of a team for which compute capability 10.0 has registers.
 
-    Compiled for it, a forward takes a few more than for others.
+    Compiled for it, a forward takes two registers more than for others, in float32.
     """
-    more = TUNING[type(types)].more_from_100 * types.compute.itemsize // 4
+    more = types.compute.itemsize // 2 if isinstance(types, ForwardTypes) else 0
     return max(1, room_of(team.registers + more, team.threads))
 
 
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
-    """Return how a block, or a part of one, holds a row; None where that is too long.
+    """Return how a block, or some of its lanes, hold a row; None where it is too long.
 
-    `least` blocks have room on a multiprocessor. Lanes that share a row within a warp have half as
-    many elements: more of them are busy.
+    At least `least` blocks have room on a multiprocessor. A team within a warp holds half as many
+    elements, so that more lanes are busy.
     """
-    tuning = TUNING[type(types)]
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
         if threads_per_row <= WARP:
-            threads, more = tuning.block_threads, of_several(types)
+            threads, more = LIMITS[type(types)].block_threads, of_several(types)
         else:
             threads, more = threads_per_row, of_uneven(types, width, threads_per_row, pack)
         registers = registers_of(types, elements, pack, more)
@@ -129,16 +126,15 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
 def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int) -> Team | None:
     """Return how a cluster holds a row, if `least` of its blocks have room on a multiprocessor.
 
-    It has as few blocks as leave room for two; where there is room for one, the more the better. A
-    block has no more warps than the row fills. Where a GPU has no room for the cluster, half the
-    blocks of twice the threads add in the same order, that of the cluster's warps, if their
-    registers suffice; else another cluster is found.
+    If two have room, the cluster is as small as possible, else as large. A block has no more warps
+    than the row fills. If a GPU has no room for the cluster, half as many blocks with twice the
+    threads add in the order of the cluster's warps, if registers suffice.
     """
     if largest == 1:
         return None
     for blocks in _CLUSTERS if least > 1 else _CLUSTERS[::-1]:
         elements = _held(width, blocks * _CLUSTER_THREADS, pack)
-        if elements > TUNING[type(types)].most_elements:
+        if elements > LIMITS[type(types)].most_elements:
             continue
         of_block = -(-width // (blocks * elements * WARP)) * WARP
         threads_per_row = blocks * of_block
@@ -151,7 +147,7 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int
 
 
 def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
-    """Return how a block, or the largest cluster, goes over a row that is too long to be held."""
+    """Return how a block, or the largest cluster, streams a row that is too long to be held."""
     threads_per_row = threads = _STREAMED_THREADS * 4 // types.compute.itemsize
     if largest >= PORTABLE_CLUSTER:
         threads_per_row = _CLUSTERS[-1] * threads // 2

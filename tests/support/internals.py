@@ -58,8 +58,7 @@ from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
-from cunorm._row_norm.lower import workspace_bound
-from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
 
 __all__ = [
     "ACTIVATIONS",
@@ -243,4 +242,4 @@ def view_at(pointer, spec):
 def workspace_size(compute, rows, sm_count):
     """Return the bytes of one parameter's partial sums; without sm_count, those on a CPU."""
     caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
-    return workspace_bound(compute, Geometry((), 0, rows), 1, caps)
+    return workspace_bound(Geometry((), compute, 0, rows), 1, caps)

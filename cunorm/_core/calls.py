@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""What the plans of both families have in common: checked operands, and a kernel with its Plan."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from cunorm._core import validate
+from cunorm._core.build import ArgsWriter
+from cunorm._core.caps import Caps
+from cunorm._core.dtypes import DType
+from cunorm._core.kernel_types import KernelTypes
+from cunorm._core.operands import (
+    Kind,
+    Slot,
+    Specs,
+    check_compute,
+    check_shape,
+    dtypes_of,
+    named,
+    names_of,
+    operand_of,
+    present,
+    slots_by_name,
+)
+from cunorm._core.param_grad import ParamGradTypes
+from cunorm._core.plan import Aliases, InputCopy, OpSpec, OutputSpec, Plan, SharedOutputs
+from cunorm._core.tensor import (
+    WHOLE,
+    OptionalSpec,
+    OptionalSpecs,
+    Shape,
+    TensorSpec,
+    contiguous,
+    optional_dtype,
+)
+
+Outputs = tuple[OutputSpec, ...]
+
+
+@dataclass(frozen=True)
+class CallGeometry:
+    """How x falls into rows, or into groups: the shapes of the operands, and where lines lie.
+
+    A line is a row, or what a group norm's kernel walks. Parameters and statistics are contiguous.
+    """
+
+    float64_source: ClassVar[str]  # one of these in float64 makes the compute type float64
+    absent: ClassVar[tuple[int, ...]]  # the layout of an absent operand
+
+    shape: Shape  # of x
+    compute: DType
+
+    @property
+    def copy_axes(self) -> tuple[int, ...] | None:
+        """The order of axes in the copy of an operand like x; None is C order."""
+        return None
+
+    def shape_of(self, kind: Kind) -> Shape:
+        raise NotImplementedError
+
+    def hint(self, kind: Kind) -> str:
+        """Return the end of an error for a wrong shape: what it has to match."""
+        raise NotImplementedError
+
+    def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
+        """Return where the lines of an array like x are; None where kernels cannot follow."""
+        raise NotImplementedError
+
+    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
+        """Check the shape and strides of a given output."""
+        raise NotImplementedError
+
+    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
+        return contiguous(self.shape_of(kind), dtype, x.device)
+
+    def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
+        """Return where the lines of an operand like x, or of its copy, are."""
+        if spec is None:
+            return self.absent
+        return self.layout(spec) or present(self.layout(spec.dense(self.copy_axes)))
+
+
+def check_operand(
+    function: str, argument: str, slot: Slot, spec: OptionalSpec, geometry: CallGeometry
+) -> None:
+    """Check an operand's shape, and a statistic's dtype."""
+    shape, hint = geometry.shape_of(slot.kind), geometry.hint(slot.kind)
+    if spec is not None and argument in ("gate", "residual") and _is_narrower(spec.shape, shape):
+        hint += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
+    check_shape(function, argument, spec, shape, hint)
+    if slot.kind is Kind.STATISTIC:
+        check_compute(function, argument, spec, geometry.compute, geometry.float64_source)
+
+
+def _is_narrower(shape: Shape, full: Shape) -> bool:
+    """Whether an array of a shape would be broadcast to the full one."""
+    sizes = zip(shape[::-1], full[::-1], strict=False)
+    return len(shape) <= len(full) and all(size in (1, full_size) for size, full_size in sizes)
+
+
+def by_name(types: type[KernelTypes], specs: OptionalSpecs) -> tuple[Specs, Specs]:
+    """Return a call's inputs and given results by the kernels' names."""
+    count = len(types.inputs)
+    return named(types.inputs, specs[:count]), named(types.results, specs[count:])
+
+
+def check_inputs(
+    function: str, types: type[KernelTypes], inputs: Specs, geometry: CallGeometry
+) -> None:
+    for slot in types.inputs:
+        check_operand(function, slot.argument, slot, inputs[slot.name], geometry)
+
+
+def check_results(
+    spec: OpSpec, types: type[KernelTypes], inputs: Specs, given: Specs, geometry: CallGeometry
+) -> tuple[Specs, Outputs]:
+    """Check given results and all devices; return all results, and those to allocate."""
+    function, x, results = spec.function, present(inputs["x"]), {**given}
+    for argument, slot in zip(spec.output_names, types.results, strict=True):
+        output = given[slot.name]
+        if output is not None:
+            geometry.check_output(function, argument, slot, output)
+    names = (*(slot.argument for slot in types.inputs), *spec.output_names)
+    validate.same_device(function, x, zip(names, (inputs | given).values(), strict=True))
+    dtypes, outputs = spec.result_dtypes(dtypes_of(inputs | given)), []
+    for number, slot in enumerate(types.results, len(inputs)):
+        if slot.name in dtypes and given[slot.name] is None:
+            new = geometry.new_output(x, slot.kind, dtypes[slot.name])
+            outputs.append(OutputSpec(number, new))
+            results[slot.name] = new
+    return results, tuple(outputs)
+
+
+class BackwardSpec(OpSpec, Protocol):
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+    @property
+    def accumulate(self) -> bool: ...
+
+
+def check_gradients(
+    spec: BackwardSpec, types: type[KernelTypes], inputs: Specs, given: Specs
+) -> None:
+    """Check that a backward has the gradients given, and is given those to which it adds."""
+    for slot in types.results:
+        operand = operand_of(slot)
+        if operand not in spec.needs or inputs[operand] is None:
+            reason = "its operand is absent or not in needs"
+            validate.absent(spec.function, f"out.{slot.argument}", given[slot.name], reason)
+    if spec.accumulate:
+        wanted = spec.result_dtypes(dtypes_of(inputs | given))
+        validate.accumulators(spec.function, wanted, given)
+
+
+def accumulators(
+    spec: BackwardSpec, results: tuple[Slot, ...], operands: Specs, dtype: DType
+) -> list[OptionalSpec]:
+    """Return given results: of this dtype for the sums to which a backward adds, else None."""
+
+    def given(slot: Slot) -> OptionalSpec:
+        operand = operand_of(slot)
+        is_added = spec.accumulate and slot.kind is Kind.PARAMETER and operand in spec.needs
+        like = operands[operand] if is_added else None
+        return like and like._replace(dtype=dtype)
+
+    return [given(slot) for slot in results]
+
+
+TypesT = TypeVar("TypesT", bound=KernelTypes)
+GeometryT = TypeVar("GeometryT", bound=CallGeometry)
+
+
+class Kernel(Generic[TypesT, GeometryT]):
+    """A kernel with its operands, for arrays anywhere."""
+
+    def __init__(
+        self,
+        types: TypesT,
+        geometry: GeometryT,
+        operands: Specs,  # None where the kernel does not read one
+        numbers: tuple[float, ...] = (),
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        self.types, self.geometry, self.numbers = types, geometry, numbers
+        self._operands = operands
+        self.slots = slots_by_name(operands)
+        # A RowLayout or Lines for each operand like x.
+        self.layouts: dict[str, Any] = {
+            name: geometry.layout_of_input(operands[name]) for name in types.lines()
+        }
+        dweight, dbias = (optional_dtype(operands.get(name)) for name in ("dweight", "dbias"))
+        self.params = ParamGradTypes(types.compute, dweight, dbias, accumulate)
+
+    def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
+        """Return a writer of `struct Arguments` that has written all arrays but the workspace.
+
+        `sums` are where those for dweight and dbias begin in the workspace, in bytes.
+        """
+        writer, types = ArgsWriter(self.slots), self.types
+        for name, layout in self.layouts.items():
+            writer.pointer(name)
+            writer.integers(*layout)
+        for kind in (Kind.PARAMETER, Kind.STATISTIC):
+            for name in names_of(types.inputs, kind):
+                writer.pointer(name)
+        for name in names_of(types.results, Kind.STATISTIC):
+            writer.pointer(name)
+        if types.sums():
+            writer.pointers_into_workspace(sums)
+        return writer
+
+    def plan(
+        self,
+        inputs: Specs,
+        outputs: Outputs,
+        lower: Callable[..., Any],  # of this kernel, caps and alignments
+        workspace_bound: Callable[[Caps | None], int],
+        aliases: Aliases,
+        shared: SharedOutputs = (),
+    ) -> Plan:
+        """Return the Plan of a call; `inputs` are all, also those that the kernel does not read."""
+        specs = tuple((self._operands | inputs).values())
+        has_work = prod(self.geometry.shape) or self.params.outputs
+        return Plan(
+            specs=specs,
+            outputs=outputs,
+            copies=tuple(self._copies()),
+            aliases=aliases,
+            shared=shared,
+            lower=partial(lower, self),
+            workspace_bound=workspace_bound,
+            is_empty=not (has_work and any(specs[len(inputs) :])),
+        )
+
+    def _copies(self) -> Iterator[InputCopy]:
+        """Yield the inputs whose strides the kernel cannot follow."""
+        geometry = self.geometry
+        for number, slot in enumerate(self.types.inputs):
+            spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X
+            if spec and (geometry.layout(spec) if is_like_x else WHOLE.layout(spec)) is None:
+                yield InputCopy(number, geometry.copy_axes if is_like_x else None)
