@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-XLA makes a call on JAX arrays alone: it allocates the outputs, and orders the call among others.
-In a call on arrays of other libraries too, JAX's go through DLPack, as JAX computes in the
-background and its arrays are immutable: an input's capsule waits for its values (or orders our
-stream after them), where a bare pointer would show stale data; an output is a buffer of ours, which
-JAX gets when it is filled.
+XLA makes calls that have only JAX arrays: it allocates the outputs, and orders the calls. In other
+calls JAX arrays go through DLPack, as JAX computes in the background and its arrays are immutable.
+The capsule of an input waits for its values, or orders our stream after them; a bare pointer would
+show stale data. JAX gets an output when cunorm has filled it.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,17 +32,17 @@ from cunorm.jax._call import Call, OptionalArrays
 
 Run = Callable[[OptionalArrays], list[Array | None]]
 
-_ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
+_ALIGNMENT = 64  # XLA copies a host buffer with less alignment
 
 
 class JaxAdapter(DLPackAdapter):
-    """JAX: the arrays of one device, read and made through DLPack, or by a call of XLA's."""
+    """Arrays of JAX on one device."""
 
     name = "jax"
     dispatches_itself = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take concrete arrays; a tracer has no memory."""
+        """Accept concrete arrays; a tracer has no memory."""
         if issubclass(kind, jax.core.Tracer):
             raise TypeError(
                 f"{function}: {argument} is a JAX tracer (inside jit, grad or vmap), expected an "
@@ -70,7 +69,7 @@ class JaxAdapter(DLPackAdapter):
         return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Array) -> ArrayView:
-        """Return the view of an array of one device, once its values are there or ordered."""
+        """Return the view of an array of one device, when its values are there or ordered."""
         dtype_of(function, argument, array.dtype)
         if array.is_deleted():
             raise ValueError(
@@ -92,7 +91,7 @@ class JaxAdapter(DLPackAdapter):
         return view
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or CuPy buffer for `export`; that of a bfloat16 array is of float16."""
+        """Make a NumPy or CuPy buffer for `export`; a bfloat16 array gets a float16 buffer."""
         if spec.dtype is FLOAT64 and not jax.enable_x64.value:
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
@@ -109,16 +108,15 @@ class JaxAdapter(DLPackAdapter):
         return new_view(pointer, spec, buffer, self)
 
     def export(self, view: ArrayView) -> Array:
-        """Hand a filled buffer to JAX, which keeps it alive. On CUDA its stream waits for ours."""
+        """Give a filled buffer to JAX, which keeps it; JAX's CUDA stream waits for cunorm's."""
         with self.device_scope(view.spec.device):
             return jax.dlpack.from_dlpack(_Exporter(view))
 
 
 class _Exporter:
-    """Passes on the capsule of the NumPy or CuPy buffer, whose owner's C code frees it.
+    """An exporter of the capsule of a NumPy or CuPy buffer, whose C code frees it.
 
-    A deleter written in Python would need the GIL in XLA's threads, could be called after the end
-    of the interpreter, and could overwrite an exception on its way up.
+    A deleter in Python would need the GIL in XLA's threads, perhaps after the interpreter's end.
     """
 
     def __init__(self, view: ArrayView) -> None:
@@ -129,7 +127,7 @@ class _Exporter:
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
         capsule = self.buffer.__dlpack__(stream=stream)
-        if self.dtype is BFLOAT16:  # neither NumPy nor every CuPy can say so itself
+        if self.dtype is BFLOAT16:  # NumPy and some versions of CuPy have no name for it
             read_capsule(capsule)[0].code = KDL_BFLOAT
         return capsule
 
@@ -141,8 +139,8 @@ class _Exporter:
 def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     """Return a function that makes a call on its inputs, None for a call that XLA cannot make.
 
-    A part of the key is None for an array that is absent, else its shape, dtype and sharding. Wrong
-    input, or a missing compiler, is an error here, before anything is traced.
+    A part of the key is an array's shape, dtype and sharding, or None. Wrong input or a missing
+    compiler is an error here, before JAX traces anything.
     """
     inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
     sharding = key_parts[0][2]
@@ -162,7 +160,7 @@ def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     pick, compiled = call.output_picker(), jax.jit(partial(_ffi.run_new_outputs, call))
 
     def run(arrays: OptionalArrays) -> list[Array | None]:
-        with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
+        with jax.ensure_compile_time_eval():  # also inside a jit, which does not trace it
             return [*pick((None, *arrays, *compiled(arrays)))]
 
     return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A call of an operator, as JAX's transformations carry it, and as the text in an executable."""
+"""A call of an operator: as an object of JAX's transformations, and as the text in executables."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -24,17 +24,17 @@ _OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_B
 
 
 class Call(NamedTuple):
-    """A call but for its memory; equal calls do the same."""
+    """A call without its memory; equal calls do the same."""
 
     op: OpDef[Any]
     spec: OpSpec
-    inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
+    inputs: OptionalSpecs  # contiguous, as XLA's arrays are; None: absent
 
     @classmethod
     def on(
         cls, op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Array | ShapeDtypeStruct | None]
     ) -> "Call":
-        """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""
+        """Return a call on arrays, traced or not; it reads only their shapes and dtypes."""
         named = zip(op.inputs, arrays, strict=True)
         inputs = [one if one is None else _describe(spec, name, one) for name, one in named]
         return cls(op, spec, tuple(inputs))
@@ -53,21 +53,21 @@ class Call(NamedTuple):
         return bool(self.plan.is_empty) or (x is not None and 0 in x.shape)
 
     def output_picker(self) -> Picker:
-        """Return what picks all outputs from None, all inputs and the allocated outputs."""
+        """Return a picker of all outputs, from None, all inputs and the allocated outputs."""
         op, plan, shared = self.op, self.plan, dict(self.plan.shared)
         sources = (*range(op.first_output), *(slot for slot, _ in plan.outputs))
         slots = range(op.first_output, op.array_count - 1)
         return picker(sources, (shared.get(slot, slot) for slot in slots))
 
     def text(self) -> str:
-        """Return the call as text, which means the same in every process."""
+        """Return the call as text that has the same meaning in every process."""
         named = zip(self.op.inputs, self.inputs, strict=True)
         inputs = {name: (one.shape, one.dtype.name) for name, one in named if one is not None}
         return json.dumps([self.op.name, json.loads(spec_to_json(self.spec)), inputs])
 
     @staticmethod
     def parse(text: bytes, device: Device = CPU) -> "Call":
-        name, spec, inputs = json.loads(text)[-3:]  # of earlier versions there were four
+        name, spec, inputs = json.loads(text)[-3:]  # texts of earlier versions have four parts
         op = _OPS[name]
         spec = spec_from_json(op.spec_type, json.dumps(spec))  # checks the version of the text
         given = map(inputs.get, op.inputs)
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
 @memoize()
 def replace_interned(spec: Any, **fields: object) -> Any:
-    """Return an OpSpec with other values of some fields, one object for all equal calls."""
+    """Return an OpSpec with new values of some fields, the same object in all equal calls."""
     return replace(spec, **fields)
 
 
@@ -91,9 +91,9 @@ def _describe(spec: OpSpec, name: str, array: Array | ShapeDtypeStruct) -> Tenso
 
 
 def picker(sources: Iterable[int], slots: Iterable[int]) -> Picker:
-    """Return a function that picks the array of each slot, from the arrays of the sources.
+    """Return a function that picks the array of each slot from a tuple.
 
-    It takes them as one tuple, after what stands for an absent array.
+    The tuple has a stand-in for absent arrays, and then the arrays of the source slots.
     """
     ranks = {source: rank for rank, source in enumerate(sources, 1)}
     return itemgetter(*[ranks.get(slot, 0) for slot in slots])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the kernels inside JAX: an FFI call with a rule for vmap and without a derivative."""
+"""Calls of the kernels inside JAX: FFI calls that have a rule for vmap and no derivative."""
 
 import atexit
 from collections.abc import Callable
@@ -29,10 +29,7 @@ NEEDS_X64 = (
 
 
 def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Array | None]:
-    """Return the outputs of a call by name, None for one that is absent.
-
-    JAX can transform the call but for derivatives, which the caller defines.
-    """
+    """Return the outputs of a call by name, None for an absent one; it has no derivatives."""
     call = Call.on(op, spec, arrays)
     outputs = call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
     return dict(zip(op.outputs, outputs, strict=True))
@@ -55,10 +52,10 @@ def check_x64(call: Call) -> None:
 
 @memoize()
 def _kernel(call: Call) -> Callable[..., Arrays]:
-    """Return a call as a compiled function of its present arrays, with a rule for vmap.
+    """Return a call as a function of its present arrays that is compiled once, with a vmap rule.
 
-    It is compiled once, for derivatives outside of jit, too. Its refusal of a derivative is
-    innermost: JAX drops a rule that it meets itself where it takes a loop's derivative apart.
+    The refusal of derivatives is inside the function: JAX drops a rule of the function itself when
+    it splits the derivative of a loop.
     """
 
     @custom_vmap
@@ -87,10 +84,10 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
 
 
 def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
-    """Return the outputs of a batch, whose axis is the first of them and of the batched arrays.
+    """Return the outputs of a batch; its axis is the first one, in the batched arrays too.
 
-    One call takes the rows or samples of all examples. Where examples have parameters of their own,
-    or each wants a gradient that is a sum over its rows, each is a call.
+    One call takes the rows or samples of all examples. If examples have their own parameters, or if
+    each wants a gradient that is a sum over its rows, each example is a call.
     """
     op, spec, outputs = call.op, call.spec, call.plan.outputs
     names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
@@ -98,7 +95,10 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
     wanted = {op.outputs[slot - op.first_output] for slot, _ in outputs}
     parameters = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
     if differing & parameters or wanted & {f"d{name}" for name in op.summed}:
-        return _run_each_example(call, batched, arrays)
+        own = {slot: arrays[slot] for slot, is_batched in enumerate(batched) if is_batched}
+        return jax.lax.map(
+            lambda own: _kernel(call)(*(dict(enumerate(arrays)) | own).values()), own
+        )
     has_samples = not isinstance(spec, RowNormSpec)  # on the first axis, which takes those of all
     inputs: dict[str, Array] = {}
     for name, array in zip(names, arrays, strict=True):
@@ -108,24 +108,15 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
             if has_samples:
                 array = array.reshape(-1, *array.shape[2:])
         inputs[name] = array
-    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # from the end, it stays what it is
+    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis stays the same
         spec = replace_interned(spec, axis=spec.axis + 1 - inputs["x"].ndim)
     batched_call = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
     pairs = zip(_kernel(batched_call)(*inputs.values()), outputs, strict=True)
     return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
 
 
-def _run_each_example(call: Call, batched: list[bool], arrays: Arrays) -> Arrays:
-    differing = {slot: arrays[slot] for slot, is_batched in enumerate(batched) if is_batched}
-
-    def run_example(own: dict[int, Array]) -> Arrays:
-        return _kernel(call)(*[own.get(slot, array) for slot, array in enumerate(arrays)])
-
-    return jax.lax.map(run_example, differing)
-
-
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
-    """Call the target of the platform that this is compiled for, which is not known here."""
+    """Call the target of the platform for which XLA compiles the call; it is not known here."""
     register()
     plan, like = call.plan, arrays[0]
     outputs = [_struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
@@ -150,16 +141,16 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
 
 
 def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
-    """Return the arrays, whole, and as if they all varied on the devices of a `shard_map`.
+    """Return whole arrays, all of which vary over the axes of a `shard_map` that any varies over.
 
-    What depends on all of them varies where one does. The transpose of this sums gradients, and
-    brings those of arrays that are spread over an explicit mesh back to where these lie.
+    The transpose sums gradients, and brings the gradient of an array that is spread over an
+    explicit mesh back to where the array lies.
     """
     axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
-    return tuple([None if array is None else _vary(_replicated(array), axes) for array in arrays])
+    return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
 
 
-def _replicated(array: Array) -> Array:
+def _whole(array: Array) -> Array:
     sharding = jax.typeof(array).sharding
     if all(axis is None for axis in sharding.spec):
         return array
@@ -172,12 +163,12 @@ def _vary(array: Array, axes: frozenset[object]) -> Array:
 
 
 def _varying(array: Array) -> frozenset[object]:
-    """Return the axes of a `shard_map`'s mesh along which an array differs."""
+    """Return the axes of a `shard_map`'s mesh over which an array varies."""
     return jax.typeof(array).manual_axis_type.varying
 
 
 def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct:
-    """Return the shape and dtype of a result, which is whole, and varies as an array does."""
+    """Return the shape and dtype of a result, which is whole and varies as `like` does."""
     found = jax.typeof(like)
     if found.sharding.mesh.empty:
         return ShapeDtypeStruct(shape, dtype)
@@ -205,18 +196,16 @@ def register() -> None:
     if reason is not None:
         raise ImportError(f"cunorm.jax: {reason}")
     atexit.register(_finish)
-    for target, run, platform in (
-        (_CPU_TARGET, run_on_cpu, "cpu"),
-        (_CUDA_TARGET, run_on_cuda, "CUDA"),
-    ):
+    targets = ((_CPU_TARGET, run_on_cpu, "cpu"), (_CUDA_TARGET, run_on_cuda, "CUDA"))
+    for target, run, platform in targets:
         _handlers.append(handler(run))
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(_handlers[-1]), platform=platform)
 
 
 def _finish() -> None:
-    """Wait for what XLA has still to run: after Python's end it would wait for the GIL for good.
+    """Wait for what XLA still has to run: after Python's end it would wait for the GIL forever.
 
-    A device finishes earlier computations first, those whose results nobody holds too.
+    A device finishes all earlier computations first, also those whose results nobody holds.
     """
     if called:
         after = jax.jit(lambda x: x + 1)

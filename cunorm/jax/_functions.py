@@ -37,12 +37,9 @@ def rms_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Divide each row of x by its root mean square.
+    """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
-    As `cunorm.rms_norm`, but differentiable. Saved for gradients are x, gate, weight and rstd.
-
-    >>> import jax, jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[1.0, 7.0]]), jnp.array([1.0, 10.0])
     >>> np.asarray(cunorm.jax.rms_norm(x, weight)).round(4)
     array([[ 0.2, 14. ]], dtype=float32)
@@ -51,8 +48,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
-    inputs = forward_inputs(x, weight=weight, gate=gate)
-    return _ROW(scalars, inputs)[0]
+    return _ROW(scalars, forward_inputs(x, weight=weight, gate=gate))[0]
 
 
 def layer_norm(
@@ -70,21 +66,16 @@ def layer_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Shift and scale each row of x to mean 0 and variance 1.
+    """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
-    As `cunorm.layer_norm`, but differentiable. Saved for gradients are x, gate, the parameters,
-    mean and rstd.
-
-    >>> import jax, jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[3.0, 7.0]]), jnp.array([1.0, 10.0])
     >>> np.asarray(jax.jit(cunorm.jax.layer_norm)(x, weight)).round(3)
     array([[-1., 10.]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
-    return _ROW(scalars, inputs)[0]
+    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def l2_norm(
@@ -95,12 +86,9 @@ def l2_norm(
     groups: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Scale each row of x to length 1.
+    """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
-    As `cunorm.l2_norm`, but differentiable. Saved for gradients are x and rstd.
-
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> np.asarray(cunorm.jax.l2_norm(jnp.array([[3.0, 4.0]]))).round(4)
     array([[0.6, 0.8]], dtype=float32)
     """
@@ -125,13 +113,9 @@ def normalize(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Normalise each row of x to the length c, by default the square root of its width.
+    """Scale each row of x to the length c, as `cunorm.normalize` does.
 
-    As `cunorm.normalize`, but differentiable. Saved for gradients are x, gate, the parameters, rstd
-    and, with `center`, mean.
-
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x = jnp.array([[3.0, 4.0], [-30.0, 40.0]])
     >>> np.asarray(cunorm.jax.normalize(x, c=1)).round(4)
     array([[ 0.6,  0.8],
@@ -141,8 +125,7 @@ def normalize(
     scalars = forward_scalars(
         "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
-    return _ROW(scalars, inputs)[0]
+    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def add_rms_norm(
@@ -161,23 +144,21 @@ def add_rms_norm(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Array]:
-    """Add x to the residual stream, and apply `rms_norm` to the new stream.
+    """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
-    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream. It saves what
-    `rms_norm` saves, the new stream in place of x. The gradients of both are added up before they
-    are rounded, to x's dtype for x and to the stream's for residual.
+    The gradients of y and of the stream are added up before they are rounded, to x's dtype for x
+    and to the stream's for residual.
 
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))
     >>> np.asarray(y).round(4), stream
     (array([[0.2, 1.4]], dtype=float32), Array([[1., 7.]], dtype=float32))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
     )
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
     return AddNorm(*_ROW(scalars, inputs))
 
 
@@ -198,28 +179,24 @@ def add_layer_norm(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Array]:
-    """Add x to the residual stream, and apply `layer_norm` to the new stream.
+    """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
 
-    As `cunorm.add_layer_norm`, but differentiable as `add_rms_norm` is. It saves what `layer_norm`
-    saves, the new stream in place of x.
-
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_layer_norm(jnp.array([[1.0, 2.0]]), jnp.array([[4.0, 7.0]]))
     >>> np.asarray(y).round(4), stream
     (array([[-1.,  1.]], dtype=float32), Array([[5., 9.]], dtype=float32))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_layer_norm",
         options,
-        center=True,
         eps=eps,
         dtype=dtype,
         residual_dtype=residual_dtype,
+        center=True,
         streams=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     return AddNorm(*_ROW(scalars, inputs))
 
 
@@ -242,30 +219,26 @@ def add_normalize(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Array]:
-    """Add x to the residual stream, and `normalize` the new stream.
+    """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
 
-    As `cunorm.add_normalize`, but differentiable as `add_rms_norm` is. It saves what `normalize`
-    saves, the new stream in place of x.
-
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x, stream = jnp.array([[1, 2]], jnp.bfloat16), jnp.array([[2.0, 2.0]])
     >>> y, stream = cunorm.jax.add_normalize(x, stream, c=1)
     >>> y.dtype, stream
     (dtype(bfloat16), Array([[3., 4.]], dtype=float32))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_normalize",
         options,
-        center=center,
-        c=typed_key(c),
         eps=eps,
         dtype=dtype,
         residual_dtype=residual_dtype,
+        center=center,
+        c=typed_key(c),
         streams=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     return AddNorm(*_ROW(scalars, inputs))
 
 
@@ -280,14 +253,11 @@ def group_norm(
     channel_axis: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Shift and scale each group of channels of each sample to mean 0 and variance 1.
+    """Shift and scale each group of channels of each sample, as `cunorm.group_norm` does.
 
-    As `cunorm.group_norm`, but differentiable; the channels are the last axis by default, which in
-    `cunorm.torch` are axis 1. Saved for gradients are x, the parameters, and mean and rstd of each
-    group; what the activation was given is computed again.
+    The channels are the last axis by default; in `cunorm.torch` they are axis 1.
 
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # a sample of two positions, of four channels
     >>> np.asarray(cunorm.jax.group_norm(x, 2, activation="relu")).round(2)
     array([[[0.  , 0.  , 0.  , 0.  ],
@@ -309,12 +279,9 @@ def instance_norm(
     channel_axis: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Apply `group_norm` with each channel a group of its own.
+    """Apply `group_norm` with each channel a group of its own, as `cunorm.instance_norm` does.
 
-    As `cunorm.instance_norm`, but differentiable. Saved for gradients is what `group_norm` saves.
-
-    >>> import jax.numpy as jnp, numpy as np
-    >>> import cunorm.jax
+    >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> np.asarray(cunorm.jax.instance_norm(jnp.array([[[1.0, 10.0], [3.0, 70.0]]]))).round(4)
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What XLA calls to run the kernels: on a CPU, or on a GPU's stream that XLA gives.
+"""The functions that XLA calls to run the kernels on a CPU, or on a GPU's stream that XLA gives.
 
-XLA's own threads call it; ctypes takes the GIL for it, and lets go of it while a kernel runs. It
-allocates nothing on a GPU: results and workspace are XLA's.
+XLA's threads call them. ctypes takes the GIL for them, and releases it while a kernel runs. They
+allocate nothing on a GPU: results and workspace are XLA's.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,12 @@ from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 
 _known_apis: set[int] = set()  # addresses of apis whose version is known
-called: set[Callable[[xla.Frame], None]] = (
-    set()
-)  # the functions that XLA called, which it first does when it compiles
+Run = Callable[[xla.Frame], None]
+called: set[Run] = set()  # the functions that XLA has called; it does so when it compiles
 
 
-def handler(run: Callable[[xla.Frame], None]) -> object:
-    """Return a C function for XLA; it must be kept for as long as the process lives."""
+def handler(run: Run) -> object:
+    """Return a C function for XLA; keep it for as long as the process lives."""
 
     def handle(address: int) -> int | None:
         frame = address // xla.WORD
@@ -34,9 +33,9 @@ def handler(run: Callable[[xla.Frame], None]) -> object:
             if api not in _known_apis:
                 xla.check(frame)
                 _known_apis.add(api)
-            if stage == xla.EXECUTE:  # in others there are no values
+            if stage == xla.EXECUTE:  # in other stages there are no values
                 run(frame)
-        except BaseException as error:  # it must not go on into C
+        except BaseException as error:  # C cannot handle it
             return xla.error(frame, f"cunorm: {type(error).__name__}: {error}")
         return None
 
@@ -55,7 +54,6 @@ def run_on_cpu(frame: xla.Frame) -> None:
 
 
 def run_on_cuda(frame: xla.Frame) -> None:
-    """Start a call on the stream that XLA gives."""
     text, (counts, found) = xla.attribute(frame), xla.buffers(frame)
     device = Device("cuda", cupy().cuda.runtime.pointerGetAttributes(found[counts[0]]).device)
     executable = _on_cuda(text, device, None)
@@ -79,9 +77,9 @@ class _Executable:
         self._pick = picker((*arguments, *results), range(count))
 
     def pointers(self, counts: tuple[int, int], found: list[int]) -> tuple[int, ...]:
-        """Return the pointer of each array of the call, 0 where it is absent.
+        """Return the pointer of each array of the call, 0 for an absent one.
 
-        `counts` are how many of those that XLA gives are arguments, and how many are results.
+        XLA gives `found`; `counts` says how many of them are arguments and how many are results.
         """
         if counts != self._counts:
             raise RuntimeError(
@@ -102,7 +100,7 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
     call = Call.parse(text, device)
     plan = call.plan
     lowered = plan.lower(caps_for(plan, device), alignments)
-    size = plan.workspace_bound(None)  # planned for XLA before the GPU was known
+    size = plan.workspace_bound(None)  # XLA's size, from before the GPU was known
     if lowered.workspace > size:
         family, _, _ = call.op.name.partition("_")
         raise RuntimeError(

@@ -41,7 +41,7 @@ class Norm:
 
     forward: OpDef[Any]
     backward: OpDef[Any]
-    # Takes the forward's OpSpec, x's dtype, and the operands whose gradients are wanted.
+    # Takes the forward's OpSpec, x's dtype, and the names of operands whose gradients are wanted.
     backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
@@ -67,10 +67,7 @@ class Norm:
 
 
 def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
-    """Return the error; if JAX traces the wrong scalar, a clearer one with the remedy.
-
-    jax.jit traces all that is passed at the call.
-    """
+    """Return the error; if JAX traces the wrong scalar, an error that says so, with a remedy."""
     for one in scalars:
         scalar = one[0] if isinstance(one, tuple) and one else one  # c's `typed_key` begins with c
         wrong = f" is {scalar!r}, "
@@ -83,10 +80,10 @@ def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
 
 @memoize()
 def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
-    """Return the forward as a function that JAX compiles for each of the shapes and dtypes.
+    """Return the forward as a function that JAX compiles for all shapes and dtypes, one by one.
 
-    It is for arrays that nobody differentiates: what `custom_vjp` notes while it is traced must not
-    be shared by several derivatives, so no function that several calls share contains one.
+    It is for arrays that nobody differentiates. Several calls share it, so it has no `custom_vjp`:
+    several derivatives must not share what that notes while JAX traces it.
     """
 
     def function(arrays: Inputs) -> Results:
@@ -101,7 +98,7 @@ def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
-        # function. This one serves this call alone, so no other derivative shares it.
+        # function. Only this call uses the function, so no other derivative shares it.
         function = jax.jit(function)
     return function(_ffi.match_varying_axes(arrays))
 
@@ -116,18 +113,9 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
 
 
 # What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
-# the array of `_note`. All derivatives of a traced call share one pytree structure; only the shapes
-# of arrays may differ between them. So the shape of an array notes which operands one wants.
+# an empty array of x's dtype, whose shape has a 0 and then a 1 for each operand whose gradient is
+# wanted, else a 0. All derivatives of a traced call share one pytree structure: only shapes differ.
 _Saved = tuple[dict[str, Array | None], Array | HostArray]
-
-
-def _note(wanted: list[bool], x_dtype: np.dtype[Any]) -> HostArray:
-    """Return an empty array that notes which operands' gradients are wanted, and x's dtype."""
-    return np.empty((0, *map(int, wanted)), x_dtype)
-
-
-def _read(note: Array | HostArray) -> tuple[list[bool], np.dtype[Any]]:
-    return [size == 1 for size in note.shape[1:]], note.dtype
 
 
 def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results, _Saved]:
@@ -139,26 +127,25 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
     if stream is not None:
         known["x"] = stream
     arrays = {name: known[name] for name in norm.backward.inputs if name in known}
-    wanted = [primal is not None and primal.perturbed for primal in primals]
-    return (y, stream), (arrays, _note(wanted, x_dtype))
+    wanted = [int(primal is not None and primal.perturbed) for primal in primals]
+    return (y, stream), (arrays, np.empty((0, *wanted), x_dtype))
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
     """Return the gradient of each operand, None where it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
-    arrays, (flags, x_dtype) = saved[0], _read(saved[1])
-    names = norm.forward.inputs
-    wanted = [name for name, is_wanted in zip(names, flags, strict=True) if is_wanted]
+    (arrays, note), names = saved, norm.forward.inputs
+    wanted = [name for name, flag in zip(names, note.shape[1:], strict=True) if flag]
     gradients: dict[str, Array | None] = {}
     if dy is not None:
         needs = {"x" if name == "residual" else name for name in wanted}
-        x = dtype_of(spec.function, "x", x_dtype)
+        x = dtype_of(spec.function, "x", note.dtype)
         backward_spec = norm.backward_spec(spec, x, tuple(sorted(needs)))
         arrays = {"dy": dy, "d_residual": d_residual, **arrays}
         inputs = [arrays[name] for name in norm.backward.inputs]
         gradients = _ffi.run(norm.backward, backward_spec, inputs)
     elif d_residual is not None:  # of the results, only the stream was used
-        gradients = {"dx": d_residual.astype(x_dtype), "dresidual": d_residual}
+        gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
     return (tuple([gradients.get(f"d{one}") if one in wanted else None for one in names]),)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The structs of XLA's foreign function interface that a handler reads and writes, version 0.3.
 
-Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Without a new major version, fields are
-only added at the end of a struct, so later minor versions are read alike.
+Source: ``xla/ffi/api/c_api.h`` in jaxlib. Later minor versions only add fields at the end of a
+struct, so a handler can read their structs too.
 """
 
 import ctypes
@@ -53,17 +53,13 @@ _ErrorCreate = _struct(**_HEAD, message=ctypes.c_char_p, code=_Int)
 _StreamGet = _struct(**_HEAD, context=_Address, stream=_Address)
 Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
 
-
 # --- versions -------------------------------------------------------------------------------------
 
 
 def library_version(include: str) -> tuple[int, int]:
     """Return the version of the header in jaxlib's folder `include`, (-1, -1) without one."""
-    header = Path(include) / "xla" / "ffi" / "api" / "c_api.h"
-    try:
-        text = header.read_text()
-    except OSError:
-        return (-1, -1)
+    header = Path(include, "xla", "ffi", "api", "c_api.h")
+    text = header.read_text() if header.is_file() else ""
     found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", text, re.M))
     return int(found.get("MAJOR", -1)), int(found.get("MINOR", -1))
 
@@ -83,7 +79,7 @@ def refusal(version: tuple[int, int]) -> str:
 
 # --- frames ---------------------------------------------------------------------------------------
 
-# All memory there is: it takes a tenth of the time to read a word of it as to make a struct of it.
+# All memory: to read one of its words takes a tenth of the time that making a struct takes.
 WORD = ctypes.sizeof(ctypes.c_size_t)
 _words = (ctypes.c_size_t * (sys.maxsize // WORD)).from_address(0)
 _chars = (ctypes.c_char * sys.maxsize).from_address(0)
@@ -97,17 +93,17 @@ _EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
 _SIZE, _VALUES = (getattr(_Arrays, name).offset // WORD for name in ("size", "values"))
 _ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // WORD
 _DATA = _Buffer.data.offset // WORD
-_INT = 0xFFFFFFFF  # of a word, whose other half is undefined
+_INT = 0xFFFFFFFF  # an int's half of a word; the other half is undefined
 
 
 def head(frame: Frame) -> tuple[int, int, int]:
-    """Return where extensions and the api lie, and the stage in which a handler is called."""
+    """Return the addresses of extensions and of the api, and the stage of the call."""
     words = _words
     return words[frame + _EXTENSION], words[frame + _API], words[frame + _STAGE] & _INT
 
 
 def answer_metadata_query(extension: int) -> bool:
-    """Write the version of the handler if XLA wants only that, and return whether it does."""
+    """Return whether XLA wants only the version of the handler; if so, write it."""
     address: int | None = extension
     while address:
         found = _Extension.from_address(address)
@@ -121,7 +117,7 @@ def answer_metadata_query(extension: int) -> bool:
 
 
 def check(frame: Frame) -> None:
-    """Refuse a frame whose structs are not those above."""
+    """Refuse a frame of another version."""
     version = _Api.from_address(_words[frame + _API]).version
     got = (version.major, version.minor)
     if not is_known(got) or _words[frame] < ctypes.sizeof(_Frame):
@@ -129,7 +125,7 @@ def check(frame: Frame) -> None:
 
 
 def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
-    """Return how many arguments and results there are, and where they lie, 0 for an empty one."""
+    """Return the numbers of arguments and results, and all their addresses, 0 for an empty one."""
     arguments, results = frame + _ARGUMENTS, frame + _RESULTS
     counts = _words[arguments + _SIZE], _words[results + _SIZE]
     first, first_result = _words[arguments + _VALUES] // WORD, _words[results + _VALUES] // WORD

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
 """cunorm for PyTorch: the norms as differentiable functions and as modules.
 
-A function takes the arguments of its namesake in `cunorm` but for `out` and `workspace`, and
-tensors on the CPU, on CUDA or on meta; the channels of group norms are axis 1 by default. It
-computes the same formula, rounds alike and raises the same errors; an operand that is no tensor is
-a TypeError. y is contiguous, of x's shape and device; that of a group norm has x's memory layout.
+A function takes the arguments of its namesake in `cunorm` except `out` and `workspace`, and tensors
+on the CPU, on CUDA or on meta. It computes the same formula, rounds in the same places and raises
+the same errors; an operand that is no tensor is a TypeError. y is contiguous; that of a group norm
+has x's memory layout. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
 
-The functions are recorded by autograd, traced by torch.compile, and transformed by torch.func. For
-the backward they keep what their docstrings name, and nothing else; a second derivative is computed
-by torch's own operations. The modules round as the functions do. A wrong argument is an error when
-a module is made, for device one of torch's; a wrong x is one of its forward.
+Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
+backward they keep x (if there is a residual, the new stream instead), gate, weight, bias, rstd and,
+if they centre rows, mean. torch's own operations compute a second derivative. The modules round as
+the functions do. A wrong argument is an error when a module is made (for device, torch's error), a
+wrong x when it is called.
 """
 
 from cunorm.results import AddNorm
@@ -25,13 +26,7 @@ from cunorm.torch._functions import (
     rms_norm,
 )
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.replace import (
-    LeftNorm,
-    ReplacedNorm,
-    Replacement,
-    replace_norms,
-    restore_norms,
-)
+from cunorm.torch._replace import LeftNorm, ReplacedNorm, Replacement, replace_norms, restore_norms
 
 __all__ = [
     "AddNorm",

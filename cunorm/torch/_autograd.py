@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a call of a norm is made, and the autograd.Function of all norms."""
+"""The choice of how a norm is called, and the autograd.Function of all norms."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -22,9 +22,9 @@ from cunorm._arrays._torch_private import (
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form
 from cunorm._core.validate import array_hint, describe_type
-from cunorm._dispatch import dispatch, parse
-from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
-from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors
+from cunorm._dispatch import dispatch, dispatch_spec, parse
+from cunorm.torch._library import OPERATORS, forward_text, present
+from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
@@ -33,16 +33,15 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_ena
 
 class DispatchMode(Enum):
     PLAIN = auto()  # by `cunorm._dispatch`: no gradient is recorded
-    AUTOGRAD = auto()  # by an `autograd.Function`, which costs a sixth of what an operator does
+    AUTOGRAD = auto()  # by an `autograd.Function`, which costs a sixth of what an operator costs
     OPERATOR = auto()  # by an operator of torch's dispatcher, which tensor subclasses and modes see
     TRANSFORMED = auto()  # by an operator in a Function that torch.func can transform
 
 
 def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
-    """Return y and, of a row norm, the new residual stream second: x or None where that is x.
+    """Make a forward's call and return y and, for a row norm, the new residual stream.
 
-    `scalars` and `arrays` are those of the forward. Statistics, which only some modes return, may
-    follow.
+    The stream is x or None if it is x itself. Statistics follow in some modes.
     """
     mode = dispatch_mode(scalars[0], pair.forward.inputs, arrays)
     try:
@@ -61,7 +60,7 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
 
 
 def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
-    """Return how to call a function on tensors, of which all but the first, x, may be None."""
+    """Return how to call a function on tensors; all but the first, x, may be None."""
     if _is_compiling():
         return DispatchMode.OPERATOR
     if is_transforming():
@@ -76,16 +75,15 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
         _check_tensors(function, names, arrays)
-    if count_modes() or is_tracing():  # a mode, as FakeTensorMode, is to see the call
+    if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
-    if has_dual_level():  # tensors may have tangents, which the Function refuses
-        return DispatchMode.AUTOGRAD
-    is_recorded = requires_grad and _is_grad_enabled()
+    # The Function refuses tangents, which tensors may have at a dual level.
+    is_recorded = has_dual_level() or (requires_grad and _is_grad_enabled())
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
 def _transformed_mode(function: str) -> DispatchMode:
-    """Return the mode in torch.func's transforms; a Function supports all but functionalize."""
+    """Return the mode in torch.func's transforms: a Function supports all but functionalize."""
     kinds = transforms()
     if not is_tracing() and "Functionalize" not in kinds:
         return DispatchMode.TRANSFORMED
@@ -105,9 +103,10 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
             if is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
             if not is_dense(array):
-                why, fix = what_refuses(array), f": pass {dense_form(name, array)}"
-                fix = "" if isinstance(array, Shapeless) else fix
-                raise ValueError(f"{function}: {name} {why}, expected a dense tensor{fix}")
+                is_shapeless = isinstance(array, Shapeless)
+                fix = "" if is_shapeless else f": pass {dense_form(name, array)}"
+                why = f"{what_refuses(array)}, expected a dense tensor{fix}"
+                raise ValueError(f"{function}: {name} {why}")
         elif array is not None or name == "x":
             got = describe_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")
@@ -115,25 +114,18 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
 
 
 def specialized(scalar: object) -> object:
-    """Return a scalar, where a tracer has a symbol or (torch.jit's) a tensor for it as a number."""
+    """Return a scalar; if a tracer has a symbol or (torch.jit's) a tensor for it, as a number."""
     if torch.compiler.is_dynamo_compiling():
         return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
     convert = _NUMBERS.get(type(scalar))
-    return scalar if convert is None else convert(scalar)
+    if convert is not None:
+        return convert(scalar)
+    if type(scalar) is Tensor and is_tracing() and not (scalar.dim() or scalar.requires_grad):
+        return scalar.item()
+    return scalar
 
 
-def _of_trace(tensor: Tensor) -> object:
-    """Return a tensor that torch.jit.trace has for a number as a number, others as they are."""
-    is_number = is_tracing() and tensor.dim() == 0 and not tensor.requires_grad
-    return tensor.item() if is_number else tensor
-
-
-_NUMBERS: dict[type, Callable[..., object]] = {
-    torch.SymInt: int,
-    torch.SymFloat: float,
-    torch.SymBool: bool,
-    torch.Tensor: _of_trace,
-}
+_NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 class _Norm(torch.autograd.Function):
@@ -143,8 +135,8 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Operand
     ) -> tuple[Operand, Operand]:
-        """Return y, and the new residual stream, None where there is none or it is x."""
-        outputs = pair.run(pair.forward, spec, arrays)
+        """Return y and the new residual stream, which is None if there is none or it is x."""
+        outputs = dispatch_spec(pair.forward, spec, (*arrays, *pair.no_outputs))
         stream = outputs[1] if pair.is_rows else None
         if stream is arrays[0]:
             stream = outputs[1] = None
@@ -158,16 +150,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
         pair = ctx.pair
-        run = None
-        if not _is_grad_enabled():
-            is_observed = (
-                _is_compiling()  # by compiled autograd
-                or is_transforming()
-                or count_modes()
-                or (dy is not None and is_legacy_batch(dy))  # as for a vectorised Jacobian
-                or (dresidual_out is not None and is_legacy_batch(dresidual_out))
-            )
-            run = partial(_run_backward, pair, is_observed)
+        run = None if _is_grad_enabled() else partial(_run_backward, pair)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
@@ -175,14 +158,22 @@ class _Norm(torch.autograd.Function):
 _apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
-def _run_backward(
-    pair: OpPair, is_observed: object, spec: BackwardSpec, arrays: Tensors
-) -> Tensors:
-    """Run a backward as `call` runs a forward, by an operator where torch is to observe it."""
-    if not is_observed:
+def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
+    """Run a backward as `call` runs a forward, by an operator if torch must observe it."""
+    dy, second = arrays[:2]  # of row norms, the stream's gradient is the second
+    assert dy is not None
+    if not (
+        _is_compiling()  # by compiled autograd
+        or is_transforming()
+        or count_modes()
+        or is_legacy_batch(dy)  # as for a vectorised Jacobian
+        or (second is not None and is_legacy_batch(second))
+    ):
         try:
-            return pair.run(pair.backward, spec, arrays)
+            no_outputs = (*pair.backward.no_outputs, None)  # and no workspace
+            return dispatch_spec(pair.backward, spec, (*arrays, *no_outputs))
         except (TypeError, ValueError):
             if not any(map(needs_operator, arrays)):
                 raise
-    return run_backward(pair, OPERATORS[pair.name].backward, spec, arrays)
+    operators = OPERATORS[pair.name]
+    return operators.run_backward(operators.backward, spec, arrays)

@@ -33,13 +33,9 @@ def rms_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Divide each row of x by its root mean square.
+    """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
-    As `cunorm.rms_norm`, but differentiable and without `out`. For the backward it keeps x, rstd,
-    gate and weight.
-
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
     >>> cunorm.torch.rms_norm(x)[0, 0].backward()
     >>> x.grad
@@ -47,8 +43,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
-    inputs = forward_inputs(x, weight=weight, gate=gate)
-    return call(ROW, scalars, inputs)[0]
+    return call(ROW, scalars, forward_inputs(x, weight=weight, gate=gate))[0]
 
 
 def add_rms_norm(
@@ -67,13 +62,11 @@ def add_rms_norm(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Tensor]:
-    """Add x to the residual stream, and apply `rms_norm` to the new stream.
+    """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
-    As `cunorm.add_rms_norm`, but differentiable and without `out`. It keeps what `rms_norm` keeps,
-    the new stream in place of x. The gradient that reaches the stream is added in the same pass.
+    The backward adds the gradient of the stream in the same pass.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
     >>> y, stream = cunorm.torch.add_rms_norm(x, torch.zeros(1, 2))
     >>> (y.sum() + stream.sum()).backward()
@@ -81,10 +74,10 @@ def add_rms_norm(
     tensor([[1.1680, 0.9760]])
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
     )
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
     return _add_norm(scalars, inputs)
 
 
@@ -96,14 +89,12 @@ def l2_norm(
     groups: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Scale each row of x to length 1.
+    """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
-    As `cunorm.l2_norm`, but differentiable and without `out`. For the backward it keeps x and rstd.
     ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead, and its ``dim``
     is one axis alone.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
@@ -126,13 +117,9 @@ def layer_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Shift and scale each row of x to mean 0 and variance 1.
+    """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
-    As `cunorm.layer_norm`, but differentiable and without `out`. For the backward it keeps x, mean,
-    rstd, gate, weight and bias.
-
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> bias = torch.zeros(2, requires_grad=True)
     >>> y = cunorm.torch.layer_norm(torch.tensor([[1.0, 3.0]]), bias=bias)
     >>> y.sum().backward()
@@ -141,8 +128,7 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
-    return call(ROW, scalars, inputs)[0]
+    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def add_layer_norm(
@@ -162,13 +148,9 @@ def add_layer_norm(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Tensor]:
-    """Add x to the residual stream, and apply `layer_norm` to the new stream.
+    """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
 
-    As `cunorm.add_layer_norm`, but differentiable and without `out`. It keeps what `layer_norm`
-    keeps, the new stream in place of x.
-
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
     >>> y, stream = cunorm.torch.add_layer_norm(x, torch.zeros(1, 2))
     >>> (y.sum() + stream.sum()).backward()
@@ -176,16 +158,16 @@ def add_layer_norm(
     tensor([[1., 1.]])
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_layer_norm",
         options,
-        center=True,
         eps=eps,
         dtype=dtype,
         residual_dtype=residual_dtype,
+        center=True,
         streams=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     return _add_norm(scalars, inputs)
 
 
@@ -206,13 +188,9 @@ def normalize(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Normalise each row of x to the length c, by default the square root of its width.
+    """Scale each row of x to the length c, as `cunorm.normalize` does.
 
-    As `cunorm.normalize`, but differentiable and without `out`. For the backward it keeps x, rstd,
-    gate, weight, bias and, if centred, mean.
-
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> x = torch.tensor([[3.0, 4.0]], requires_grad=True)
     >>> y = cunorm.torch.normalize(x, c=1)
     >>> y[0, 0].backward()
@@ -223,8 +201,7 @@ def normalize(
     scalars = forward_scalars(
         "normalize", options, center=center, c=typed_key(specialized(c)), eps=eps, dtype=dtype
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
-    return call(ROW, scalars, inputs)[0]
+    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def add_normalize(
@@ -246,13 +223,9 @@ def add_normalize(
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
 ) -> AddNorm[Tensor]:
-    """Add x to the residual stream, and apply `normalize` to the new stream.
+    """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
 
-    As `cunorm.add_normalize`, but differentiable and without `out`. It keeps what `normalize`
-    keeps, the new stream in place of x.
-
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
     >>> y, stream = cunorm.torch.add_normalize(x, torch.zeros(1, 2))
     >>> (y.sum() + stream.sum()).backward()
@@ -260,23 +233,23 @@ def add_normalize(
     tensor([[1.1680, 0.9760]])
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
         "add_normalize",
         options,
-        center=center,
-        c=typed_key(specialized(c)),
         eps=eps,
         dtype=dtype,
         residual_dtype=residual_dtype,
+        center=center,
+        c=typed_key(specialized(c)),
         streams=True,
     )
-    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     return _add_norm(scalars, inputs)
 
 
-def _add_norm(scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm[Tensor]:
-    y, stream, *_ = call(ROW, scalars, arrays)
-    return AddNorm(y, arrays[0] if stream is None else stream)
+def _add_norm(scalars: tuple[Any, ...], inputs: tuple[Any, ...]) -> AddNorm[Tensor]:
+    y, stream, *_ = call(ROW, scalars, inputs)
+    return AddNorm(y, inputs[0] if stream is None else stream)
 
 
 def group_norm(
@@ -290,14 +263,11 @@ def group_norm(
     channel_axis: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Shift and scale each group of channels of each sample to mean 0 and variance 1.
+    """Shift and scale each group of channels of each sample, as `cunorm.group_norm` does.
 
-    As `cunorm.group_norm`, but differentiable and without `out` and `workspace`; and the channels
-    are axis 1 by default, as in PyTorch, not -1. For the backward it keeps x, mean, rstd, weight
-    and bias.
+    The channels are axis 1 by default, as in PyTorch, not -1.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> weight = torch.ones(4, requires_grad=True)
     >>> x = torch.arange(8.0).reshape(1, 2, 4).mT  # (N, C, positions)
     >>> cunorm.torch.group_norm(x, 2, weight, activation="relu").sum().backward()
@@ -322,12 +292,10 @@ def instance_norm(
 ) -> Tensor:
     """Apply `group_norm` with each channel a group of its own.
 
-    As `cunorm.instance_norm`, but differentiable as `group_norm` is, without `out` and
-    `workspace`, and with the channels on axis 1 by default. x without axes of positions, (N, C),
-    or of one position, gives the activation of bias, where PyTorch raises an error.
+    An x of one position, or of shape (N, C), gives the activation of bias, where PyTorch raises an
+    error.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 3.0], [10.0, 70.0]]]))
     tensor([[[-1.0000,  1.0000],
              [-1.0000,  1.0000]]])

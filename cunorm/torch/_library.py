@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Norms as operators of torch's dispatcher: for torch.compile, torch.func and modes.
 
-An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns no None and none of its
-inputs: what is absent is a tensor of bools, of no elements.
+An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns none of its inputs; an
+absent output is an empty tensor of bools.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,108 +18,139 @@ from cunorm._arrays._torch_private import assume_constant, is_transforming
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.operands import Kind, Slot
+from cunorm._core.operands import Kind, Slot, dtypes_of
 from cunorm._core.plan import OpDef, OpSpec, spec_from_json, spec_to_json
 from cunorm._core.tensor import Device, TensorSpec
-from cunorm._dispatch import parse
-from cunorm.torch._pair import (
-    GROUP,
-    ROW,
-    BackwardSpec,
-    Context,
-    ForwardSpec,
-    Operand,
-    OpPair,
-    Tensors,
-)
+from cunorm._dispatch import dispatch_spec, parse
+from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import unwrapped
 
-Operator = Callable[..., tuple[Tensor, ...]]
-Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
+Run = Callable[..., tuple[Tensor, ...]]
+Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and their batch axes
 
 _to_text = memoize()(spec_to_json)
 _from_text = memoize()(spec_from_json)
 
 
-class Operators:
-    """The operators of a pair; `transformed` is the forward's for torch.func."""
+class Operator:
+    """An operator of torch's dispatcher: one direction of a pair."""
 
-    def __init__(self, pair: OpPair) -> None:
-        self.pair = pair
-        self.forward = _define(pair, pair.forward, "forward")
-        self.backward = _define(pair, pair.backward, "backward")
-        save = partial(_save, pair)
-        gradients = partial(_eager_gradients, pair, self.backward)
-        self.forward.register_autograd(gradients, setup_context=save)
-        backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
-        self.transformed = _transformable(self.forward, save, partial(_gradients, pair, backward))
+    def __init__(self, pair: OpPair, direction: str) -> None:
+        self.pair, op = pair, getattr(pair, direction)
+        self.op: OpDef[Any] = op
+        inputs = [
+            f"Tensor{'' if one.is_required else '?'} {one.argument}" for one in op.input_slots
+        ]
+        outputs = ", ".join(["Tensor"] * len(op.outputs))
+        self.call: CustomOpDef = torch.library.custom_op(
+            f"cunorm::{pair.name}_{direction}",
+            partial(self._call, self._own_outputs),
+            mutates_args=(),
+            schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
+        )
+        self.call.register_fake(partial(self._call, self._fake_outputs))
+        self.call.register_vmap(self._batch)
 
-
-def _define(pair: OpPair, op: OpDef[Any], direction: str) -> CustomOpDef:
-    inputs = [f"Tensor{'' if slot.is_required else '?'} {slot.argument}" for slot in op.input_slots]
-    outputs = ", ".join(["Tensor"] * len(op.outputs))
-
-    def run(function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
+    def _call(self, function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
         *arrays, text = arguments
-        x, found = arrays[op.x], function(pair, _from_text(op.spec_type, text), arrays)
+        x, found = arrays[self.op.x], function(_from_text(self.op.spec_type, text), arrays)
         return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
-    operator = torch.library.custom_op(
-        f"cunorm::{pair.name}_{direction}",
-        partial(run, partial(_own_outputs, op)),
-        mutates_args=(),
-        schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
-    )
-    operator.register_fake(partial(run, partial(_fake, op)))
-    operator.register_vmap(partial(_run_batch, pair, op, operator))
-    return operator
+    def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
+        """Return outputs with the promised strides; absent ones, x and a second dx are None."""
+        arrays = [*map(unwrapped, arrays)]
+        x: Any = arrays[self.op.x]
+        first, *others = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))
+        if first is not None:
+            promised = self._empty_like(x, dtype=first.dtype, device="meta").stride()
+            if first.stride() != promised:
+                first = self._empty_like(x, dtype=first.dtype).copy_(first)
+        return [first, *(None if output is x or output is first else output for output in others)]
 
+    def _empty_like(self, x: Tensor, **options: Any) -> Tensor:
+        """Return an empty tensor with the memory layout of outputs that have x's shape."""
+        layout = torch.contiguous_format if self.pair.is_rows else torch.preserve_format
+        return torch.empty_like(x, memory_format=layout, **options)
 
-def _own_outputs(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
-    """Return outputs with the promised strides, None for absent ones and for x or dx again."""
-    arrays = [*map(unwrapped, arrays)]
-    x: Any = arrays[op.x]
-    first, *others = pair.run(op, spec, arrays)
-    if first is not None:
-        promised = _empty_like(pair, x, dtype=first.dtype, device="meta").stride()
-        if first.stride() != promised:
-            first = _empty_like(pair, x, dtype=first.dtype).copy_(first)
-    return [first, *(None if output is x or output is first else output for output in others)]
+    def _fake_outputs(self, spec: Any, arrays: Tensors) -> Tensors:
+        """Return outputs without memory; operands on meta are checked as on any device.
 
+        The plan's rules give the outputs' dtypes; x and the operands give their shapes.
+        """
+        op = self.op
+        named = zip(op.input_slots, arrays, strict=True)
+        operands: dict[str, Any] = {slot.name: array for slot, array in named}
+        specs = {name: _spec_of(spec.function, name, array) for name, array in operands.items()}
+        given = [array for array in arrays if array is not None]
+        if any(type(array) in PLAIN_TYPES and array.is_meta for array in given):
+            op.plan(spec, (*specs.values(), *op.no_outputs))
+        if self.pair.is_rows:
+            spec.check_options(operands)
+        results = dict.fromkeys(slot.name for slot in op.result_slots)
+        x, dtypes = operands["x"], spec.result_dtypes({**results, **dtypes_of(specs)})
 
-def present(outputs: Sequence[Tensor]) -> list[Operand]:
-    """Return what an operator returned, with None for what is absent."""
-    return [None if output.dtype == torch.bool else output for output in outputs]
+        def fake(slot: Slot) -> Operand:
+            if slot.name not in dtypes:
+                return None
+            dtype = TORCH_DTYPES[dtypes[slot.name]]
+            if slot.kind is Kind.LIKE_X:
+                return self._empty_like(x, dtype=dtype)
+            is_gradient = slot.kind is Kind.PARAMETER
+            shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
+            return x.new_empty(shape, dtype=dtype)  # type: ignore[no-any-return]
 
+        return [fake(slot) for slot in op.result_slots]
 
-@assume_constant
-def forward_text(name: str, *params: object) -> str:
-    """Return the spec of the forward of the pair of a name that returns statistics, too."""
-    spec = saving(parse(OPERATORS[name].pair.forward, params))
-    return _to_text(spec)  # type: ignore[no-any-return]
+    def _batch(self, info: Any, dims: Sequence[int | None], *arguments: Any) -> Batched:
+        """Run a batch of calls as one call with more rows or samples.
 
+        Calls that have different parameters or return sums over their own rows run one by one.
+        """
+        *arrays, text = arguments
+        op, pair, batch = self.op, self.pair, info.batch_size
+        parameters = [kind is Kind.PARAMETER for kind in op.kinds[: len(arrays)]]
+        dims = dims[: len(arrays)]
+        have_own = any(
+            own and isinstance(dim, int) for dim, own in zip(dims, parameters, strict=True)
+        )
+        if have_own or any(name in _from_text(op.spec_type, text).needs for name in op.summed):
+            return self._items(batch, dims, arrays, text)
+        samples = arrays[op.x].shape[int(dims[op.x] == 0)]
 
-@memoize()
-def saving(spec: ForwardSpec) -> ForwardSpec:
-    """Return the spec of a forward that also returns statistics."""
-    return replace(spec, saves=True)
+        def merged(array: Operand, dim: int | None, is_parameter: bool) -> Operand:
+            if array is None or is_parameter:
+                return array
+            if isinstance(dim, int):
+                array = array.movedim(dim, 0)
+            else:
+                array = array.expand(batch, *array.shape)
+            return array if pair.is_rows else array.flatten(0, 1)
 
+        def parted(output: Tensor) -> Tensor:
+            if output.dtype == torch.bool:
+                return output.new_empty(batch, 0)
+            return output if pair.is_rows else output.unflatten(0, (batch, samples))
 
-# --- fake tensors ---------------------------------------------------------------------------------
+        outputs = self.call(
+            *map(merged, arrays, dims, parameters), _merged_text(op.spec_type, text)
+        )
+        return tuple(map(parted, outputs)), (0,) * len(outputs)
 
+    def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
+        """Call the operator for each item of a batch; of an empty batch for an item of zeros."""
 
-def _empty_like(pair: OpPair, x: Tensor, **options: Any) -> Tensor:
-    """Return an empty tensor that lies as outputs of x's shape do."""
-    layout = torch.contiguous_format if pair.is_rows else torch.preserve_format
-    return torch.empty_like(x, memory_format=layout, **options)
+        def item(array: Any, dim: int | None, index: int) -> Operand:
+            if not isinstance(dim, int):
+                return array
+            shape = (*array.shape[:dim], *array.shape[dim + 1 :])
+            return array.select(dim, index) if batch else array.new_zeros(shape)
 
-
-def _fake(op: OpDef[Any], pair: OpPair, spec: OpSpec, arrays: Tensors) -> Tensors:
-    """Return outputs without memory; operands on meta are checked as on any device."""
-    if any(type(array) in PLAIN_TYPES and array.is_meta for array in arrays if array is not None):
-        specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
-        op.plan(spec, (*specs, *op.no_outputs))
-    return _fake_outputs(op, pair, spec, arrays)
+        calls = [
+            self.call(*(item(*one, index) for one in zip(arrays, dims, strict=True)), text)
+            for index in range(max(batch, 1))
+        ]
+        outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
+        return outputs, (0,) * len(outputs)
 
 
 def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
@@ -130,77 +161,64 @@ def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
     return TensorSpec(tuple(array.shape), array.stride(), dtype, device)
 
 
-def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> Tensors:
-    """Return outputs without memory: the plan's rules give their dtypes, x and operands shapes."""
-    operands: dict[str, Any] = {
-        slot.name: array for slot, array in zip(op.input_slots, arrays, strict=True)
-    }
-    if pair.is_rows:
-        spec.check_options(operands)
-    x, names = operands["x"], [slot.name for slot in op.result_slots]
-    dtypes = spec.result_dtypes(
-        dict.fromkeys(names)
-        | {
-            name: None if array is None else parse_dtype(spec.function, name, array.dtype)
-            for name, array in operands.items()
-        }
-    )
-
-    def fake(slot: Slot) -> Operand:
-        if slot.name not in dtypes:
-            return None
-        dtype = TORCH_DTYPES[dtypes[slot.name]]
-        if slot.kind is Kind.LIKE_X:
-            return _empty_like(pair, x, dtype=dtype)
-        is_gradient = slot.kind is Kind.PARAMETER
-        shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
-        return x.new_empty(shape, dtype=dtype)
-
-    return [fake(slot) for slot in op.result_slots]
+@memoize()
+def _merged_text(spec_type: type, text: str) -> str:
+    """Return the spec of a call whose rows have one more axis in front, or more samples."""
+    spec = _from_text(spec_type, text)
+    axis = getattr(spec, "axis", -1)
+    return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
 
 
-# --- gradients ------------------------------------------------------------------------------------
+def present(outputs: Sequence[Tensor]) -> list[Operand]:
+    """Return an operator's outputs, with None for absent ones."""
+    return [None if output.dtype == torch.bool else output for output in outputs]
 
 
-def run_backward(
-    pair: OpPair, operator: Operator, spec: BackwardSpec, arrays: Tensors
-) -> list[Operand]:
-    """Return the outputs of a backward, by its operator."""
-    outputs = present(operator(*arrays, _to_text(spec)))
-    if pair.is_rows and outputs[-1] is None:
-        outputs[-1] = outputs[0]  # dx is dresidual, too
-    return outputs
+class Operators:
+    """The operators of a pair; `transformed` is the forward for torch.func."""
 
+    def __init__(self, pair: OpPair) -> None:
+        self.pair = pair
+        self.forward, self.backward = (Operator(pair, one).call for one in ("forward", "backward"))
+        self.forward.register_autograd(self._eager_gradients, setup_context=self._save)
+        backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
+        gradients = partial(self._gradients, backward)
+        self.transformed = _transformable(self.forward, self._save, gradients)
 
-def _save(pair: OpPair, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-    *arrays, text = inputs
-    has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
-    ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-    pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
+    def run_backward(self, operator: Run, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
+        """Return the outputs of a backward, by its operator."""
+        outputs = present(operator(*arrays, _to_text(spec)))
+        if self.pair.is_rows and outputs[-1] is None:
+            outputs[-1] = outputs[0]  # dx is dresidual, too
+        return outputs
 
+    def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        *arrays, text = inputs
+        pair = self.pair
+        has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
+        ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
+        pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
 
-def _gradients(
-    pair: OpPair, operator: Operator | None, ctx: Context, dy: Operand, *others: Operand
-) -> Tensors:
-    wanted, dresidual_out = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
-    run = operator and partial(run_backward, pair, operator)
-    return (*pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
+    def _gradients(
+        self, operator: Run | None, ctx: Context, dy: Operand, *others: Operand
+    ) -> Tensors:
+        wanted = tuple(ctx.needs_input_grad[:-1])
+        dresidual_out = others[0] if self.pair.is_rows else None
+        run = operator and partial(self.run_backward, operator)
+        return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
 
-
-def _eager_gradients(
-    pair: OpPair, operator: Operator, ctx: Context, *gradients: Operand
-) -> Tensors:
-    """Return gradients, by the formula where autograd, not torch.func, may differentiate again."""
-    is_recorded = torch.is_grad_enabled() and not is_transforming()
-    return _gradients(pair, None if is_recorded else operator, ctx, *gradients)
+    def _eager_gradients(self, ctx: Context, *gradients: Operand) -> Tensors:
+        """Return gradients, by the formula if autograd, not torch.func, may differentiate it."""
+        is_recorded = torch.is_grad_enabled() and not is_transforming()
+        return self._gradients(None if is_recorded else self.backward, ctx, *gradients)
 
 
 def _transformable(
-    operator: Operator, save: Callable[..., None], gradients: Callable[..., Tensors]
-) -> Operator:
+    operator: Run, save: Callable[..., None], gradients: Callable[..., Tensors]
+) -> Run:
     """Return an operator as a Function that torch.func transforms.
 
-    It refuses the Function that `register_autograd` makes, as that has no `setup_context`.
+    torch.func refuses the Function of `register_autograd`, which has no `setup_context`.
     """
 
     class Transformed(torch.autograd.Function):
@@ -222,74 +240,11 @@ def _refuse(*_: object) -> Tensors:
     )
 
 
-# --- batches --------------------------------------------------------------------------------------
-
-
-def _run_batch(
-    pair: OpPair,
-    op: OpDef[Any],
-    operator: Operator,
-    info: Any,
-    dims: Sequence[int | None],
-    *arguments: Any,
-) -> Batched:
-    """Run a batch of calls as one call with more rows or samples; if it cannot, one by one.
-
-    It cannot where the calls have different parameters, or return sums over their own rows.
-    """
-    *arrays, text = arguments
-    batch, kinds = info.batch_size, op.kinds[: len(arrays)]
-    have_own = any(
-        isinstance(dim, int) and kind is Kind.PARAMETER
-        for dim, kind in zip(dims[: len(arrays)], kinds, strict=True)
-    )
-    if have_own or any(name in _from_text(op.spec_type, text).needs for name in op.summed):
-        return _run_items(operator, batch, dims, arguments)
-
-    samples = arrays[op.x].shape[int(dims[op.x] == 0)]
-
-    def merged(array: Operand, dim: int | None, kind: Kind) -> Operand:
-        if array is None or kind is Kind.PARAMETER:
-            return array
-        array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
-        return array if pair.is_rows else array.flatten(0, 1)
-
-    def parted(output: Tensor) -> Tensor:
-        if output.dtype == torch.bool:
-            return output.new_empty(batch, 0)
-        return output if pair.is_rows else output.unflatten(0, (batch, samples))
-
-    inputs = map(merged, arrays, dims[: len(arrays)], kinds)
-    outputs = operator(*inputs, _merged_text(op.spec_type, text))
-    return tuple(map(parted, outputs)), (0,) * len(outputs)
-
-
-@memoize()
-def _merged_text(spec_type: type, text: str) -> str:
-    """Return the spec of a call whose rows have one more axis in front, or more samples."""
-    spec = _from_text(spec_type, text)
-    axis = getattr(spec, "axis", -1)
-    return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
-
-
-def _run_items(
-    operator: Operator, batch: int, dims: Sequence[int | None], arguments: Sequence[Any]
-) -> Batched:
-    """Call an operator for each item of a batch."""
-
-    def item_of(index: int) -> list[Any]:
-        batched = zip(arguments, dims, strict=True)
-        return [_item(a, dim, index) if isinstance(dim, int) else a for a, dim in batched]
-
-    calls = [operator(*item_of(index)) for index in range(max(batch, 1))]
-    outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
-    return outputs, (0,) * len(outputs)
-
-
-def _item(items: Tensor, dim: int, index: int) -> Tensor:
-    """Return an item of a batch; of an empty batch zeros, whose results have an item's shapes."""
-    shape = (*items.shape[:dim], *items.shape[dim + 1 :])
-    return items.select(dim, index) if items.shape[dim] else items.new_zeros(shape)
-
-
 OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
+
+
+@assume_constant
+def forward_text(name: str, *params: object) -> str:
+    """Return the spec of the forward of the pair of a name, with statistics, as text."""
+    spec = saving(parse(OPERATORS[name].pair.forward, params))
+    return _to_text(spec)  # type: ignore[no-any-return]

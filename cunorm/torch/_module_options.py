@@ -1,35 +1,107 @@
 # SPDX-License-Identifier: MIT
-"""What the modules pass to the functions beside tensors, and what they check of x."""
+"""The options of modules: their checks, and what a module passes to its function in a call."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import LayerNorm, Module, RMSNorm
+from torch.nn import Module
 
 from cunorm._arrays.torch import TORCH_DTYPES
-from cunorm._core.dtypes import parse_dtype
+from cunorm._core import validate
+from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
+from cunorm._dispatch import parse
+from cunorm._row_norm.plan import ROW_FORWARD
+from cunorm._row_norm.spec import RowOptions, forward_scalars
 from cunorm.torch._tensors import is_dense
 
+# --- checks of a new module, whose errors name its class ------------------------------------------
 
-def row_axis(module: RMSNorm | LayerNorm, x: Tensor) -> int:
-    """Return the first axis of x's rows, after checking that they have normalized_shape."""
+
+def row_shape(module: Module, shape: object) -> tuple[int, ...]:
+    """Return normalized_shape as torch keeps it."""
+    kind = type(module).__name__
+    sizes = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else [shape]
+    found = tuple([validate.integer(kind, "normalized_shape", size) for size in sizes])
+    if not found or min(found) < 1:
+        raise ValueError(
+            f"{kind}: normalized_shape is {found}, expected one axis or more, of at least one "
+            "element each"
+        )
+    return found
+
+
+def check_groups(module: Module, num_groups: int, num_channels: int) -> None:
+    kind = type(module).__name__
+    for name, value in (("num_groups", num_groups), ("num_channels", num_channels)):
+        if validate.integer(kind, name, value) < 1:
+            raise ValueError(f"{kind}: {name} is {value!r}, expected at least 1")
+    if num_channels % num_groups:
+        raise ValueError(
+            f"{kind}: num_groups is {num_groups}, expected a divisor of num_channels, "
+            f"{num_channels}"
+        )
+
+
+def check_dtype_and_flags(module: Module, dtype: object, **values: object) -> None:
+    """Check a dtype, flags, and that no eps and no flag is the name of an activation."""
+    kind = type(module)
+    parse_optional_dtype(kind.__name__, "dtype", dtype)
+    for name, value in values.items():
+        if isinstance(value, str) and hasattr(kind, "activation"):
+            what = "a number" if name == "eps" else "True or False"
+            raise TypeError(
+                f"{kind.__name__}: {name} is {value!r}, expected {what}: an activation is a "
+                f"keyword, activation={value!r}"
+            )
+        if name != "eps":
+            validate.flag(kind.__name__, name, value)
+
+
+def check_rms_norm(module: Any) -> None:
+    """Check the options of an RMSNorm, with its eps, as the functions check them."""
+    kind = type(module).__name__
+    given = {name: getattr(module, name) for name in module._cunorm_options}
+    dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
+    options, eps = RowOptions(-1, groups, **given), 0.0 if module.eps is None else module.eps
+    parse(ROW_FORWARD, forward_scalars(kind, options, eps=eps, residual_dtype=dtype))
+    if module.weight_offset and not module.elementwise_affine:
+        raise ValueError(
+            f"{kind}: weight_offset is {module.weight_offset}, expected 0.0 as "
+            "elementwise_affine is False"
+        )
     shape = module.normalized_shape
+    if groups < 1 or shape[-1] % groups or (groups > 1 and len(shape) > 1):
+        expected = f"a divisor of {shape[-1]}" if len(shape) == 1 else "1"
+        raise ValueError(
+            f"{kind}: groups is {groups!r}, expected {expected} as normalized_shape is {shape}"
+        )
+
+
+def changed_options(module: Any) -> str:
+    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
+    kind, options = type(module), {n: getattr(module, n) for n in module._cunorm_options}
+    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
+
+
+# --- a call ---------------------------------------------------------------------------------------
+
+ROW_SIZES = "its last axes to be normalized_shape, {}"
+
+
+def check_sizes(
+    module: Module, x: Tensor, axes: slice, sizes: tuple[int, ...], expected: str = ROW_SIZES
+) -> None:
+    """Check the sizes of some axes of x; the function refuses an x that has no shape."""
     try:
-        fits = x.shape[-len(shape) :] == shape
+        fits = x.shape[axes] == sizes
     except (AttributeError, RuntimeError):  # no tensor, or one without a shape
-        fits = False
-    if not fits:
-        refuse_shape(module, x, f"its last axes to be normalized_shape, {shape}")
-    return -len(shape)
-
-
-def refuse_shape(module: Module, x: Tensor, expected: str) -> None:
-    """Raise an error, unless x has no shape: that, the function refuses."""
-    if isinstance(x, Tensor) and is_dense(x):
+        fits = True
+    if not fits and isinstance(x, Tensor) and is_dense(x):
         shape = tuple(map(int, x.shape))  # torch.jit.trace has tensors there
-        raise ValueError(f"{type(module).__name__}: x has shape {shape}, expected {expected}")
+        wanted = expected.format(sizes)
+        raise ValueError(f"{type(module).__name__}: x has shape {shape}, expected {wanted}")
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -38,18 +110,12 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
-def changed_options(module: Module, names: Iterable[str]) -> str:
-    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
-    kind, options = type(module), {name: getattr(module, name) for name in names}
-    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
-
-
-def options_of(
-    module: RMSNorm, names: Iterable[str], x: Tensor, residual: Tensor | None = None
-) -> dict[str, Any]:
-    """Return the options of a module's call; without eps, that of the dtype that is normalised."""
-    options = {name: getattr(module, name) for name in names}
-    options |= {"eps": module.eps, "axis": row_axis(module, x)}
+def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[str, Any]:
+    """Return the options of an RMSNorm's call; without eps, that of the dtype it normalises."""
+    shape = module.normalized_shape
+    options = {name: getattr(module, name) for name in module._cunorm_options}
+    options |= {"eps": module.eps, "axis": -len(shape)}
+    check_sizes(module, x, slice(-len(shape), None), shape)
     if module.eps is None:
         dtype: Any = getattr(x if residual is None else residual, "dtype", None)
         stream = options.get("residual_dtype")
@@ -59,17 +125,11 @@ def options_of(
     return options
 
 
-def _default_eps(dtype: torch.dtype) -> float:
-    """Return torch's eps for an x of dtype: the epsilon of its arithmetic, or of x in old versions.
-
-    With the first, 2**-6 of half precision becomes about 1, with the second less than 1/2.
-    """
-    small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
-    in_float32 = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
-    return float(
-        torch.finfo(torch.promote_types(dtype, torch.float32) if in_float32 else dtype).eps
-    )
-
-
-# Computed once, as torch.compile cannot trace it.
-_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in TORCH_DTYPES.values()}
+# Without eps, torch takes the epsilon of float32 or, in old versions, that of x's dtype. With the
+# first, 2**-6 in half precision becomes about 1, with the second less than 1/2.
+_small = torch.full((1,), 2.0**-6, dtype=torch.float16, device="cpu")
+_IN_FLOAT32 = torch.nn.functional.rms_norm(_small, (1,)).item() > 0.5
+_DEFAULT_EPS = {
+    dtype: torch.finfo(torch.promote_types(dtype, torch.float32) if _IN_FLOAT32 else dtype).eps
+    for dtype in TORCH_DTYPES.values()
+}

@@ -9,22 +9,15 @@ from torch import Tensor
 from torch.types import Device
 
 from cunorm._core import validate
-from cunorm._core.dtypes import parse_optional_dtype
 from cunorm._core.types import Activation, GatePosition
 from cunorm.results import AddNorm
-from cunorm.torch import _checks
+from cunorm.torch import _module_options as _options
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
-from cunorm.torch._module_options import (
-    autocast_dtype,
-    changed_options,
-    options_of,
-    refuse_shape,
-    row_axis,
-)
+from cunorm.torch._module_options import autocast_dtype, changed_options, check_sizes, options_of
 
 
 def _refuse_script(module: torch.nn.Module) -> NoReturn:
-    """Refuse `torch.jit.script`, which would name a line of ours in its own error."""
+    """Refuse `torch.jit.script`, whose own error would name a line of cunorm."""
     raise TypeError(
         f"{type(module).__name__}: torch.jit.script cannot compile it: use torch.compile, "
         "torch.export or torch.jit.trace"
@@ -34,18 +27,17 @@ def _refuse_script(module: torch.nn.Module) -> NoReturn:
 class RMSNorm(torch.nn.RMSNorm):
     """`torch.nn.RMSNorm`, run by `cunorm.torch.rms_norm`.
 
-    Over the last axes of x, which are those of normalized_shape::
+    A row is the last axes of x, which have the shape normalized_shape::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
-    The first five arguments, parameters and state_dict are PyTorch's. Without eps, it is the
+    The first five arguments, parameters and state_dict are PyTorch's. The default eps is the
     machine epsilon of the dtype in which the installed PyTorch computes: float32 for half
     precision, in earlier versions x's. weight_offset, which needs a weight, and round_before_weight
     are those of `rms_norm`; a new weight is ``1 - weight_offset``. Under ``torch.autocast`` on CUDA
-    y is float32 where x is of half precision, as from PyTorch's module.
+    y is float32 for an x of half precision, as in PyTorch's module.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.RMSNorm(2, eps=1e-6)
     >>> norm
     RMSNorm((2,), eps=1e-06, elementwise_affine=True)
@@ -69,13 +61,15 @@ class RMSNorm(torch.nn.RMSNorm):
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
-        shape = _checks.row_shape(self, normalized_shape)
-        _checks.of_torch(self, dtype, elementwise_affine=elementwise_affine)
+        shape = _options.row_shape(self, normalized_shape)
+        _options.check_dtype_and_flags(self, dtype, elementwise_affine=elementwise_affine)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
-        if eps is not None:
-            _checks.epsilon(self)
-        _checks.offset(self, weight_offset, round_before_weight)
-        self.weight_offset, self.round_before_weight = weight_offset, round_before_weight
+        self._set_options(weight_offset, round_before_weight)
+
+    def _set_options(self, *values: object) -> None:
+        for name, value in zip(self._cunorm_options, values, strict=False):
+            setattr(self, name, value)  # a subclass sets its own options later
+        _options.check_rms_norm(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -84,12 +78,10 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(
-            x, self.weight, **options_of(self, self._cunorm_options, x), dtype=autocast_dtype(x)
-        )
+        return rms_norm(x, self.weight, **options_of(self, x), dtype=autocast_dtype(x))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed_options(self, self._cunorm_options)}"
+        return f"{super().extra_repr()}{changed_options(self)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -100,15 +92,14 @@ class AddRMSNorm(RMSNorm):
         s = x + residual
         y = s / sqrt(mean(s * s) + eps) * (weight + weight_offset)
 
-    A stack of pre-norm layers ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)`` and
-    ``x = f(y)``, layer by layer. It begins with ``stream = None`` and ends with ``x + stream``.
+    A pre-norm layer ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)``, ``x = f(y)``.
+    A stack of layers begins with ``stream = None`` and ends with ``x + stream``.
 
-    residual_dtype is the stream's dtype, by default that of the first x; a stream of another is an
-    error. Other arguments are those of `RMSNorm`: without eps, it is that of the stream's dtype,
-    and the rounding before weight is to x's. ``torch.autocast`` does not change the dtype of y.
+    residual_dtype is the stream's dtype, by default that of the first x; a stream of another dtype
+    is an error. Other arguments are those of `RMSNorm`: the default eps is that of the stream's
+    dtype, and rounding before weight is to x's. ``torch.autocast`` does not change the dtype of y.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.AddRMSNorm(2, eps=1e-6, residual_dtype=torch.float32)
     >>> x = torch.tensor([[1, 7]], dtype=torch.bfloat16)
     >>> y, stream = norm(x, None)
@@ -132,39 +123,32 @@ class AddRMSNorm(RMSNorm):
         round_before_weight: bool = False,
         residual_dtype: torch.dtype | str | None = None,
     ) -> None:
-        of_torch = (normalized_shape, eps, elementwise_affine, device, dtype)
-        super().__init__(
-            *of_torch, weight_offset=weight_offset, round_before_weight=round_before_weight
-        )
-        parse_optional_dtype(type(self).__name__, "residual_dtype", residual_dtype)
-        self.residual_dtype = residual_dtype
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self._set_options(weight_offset, round_before_weight, residual_dtype)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None
     ) -> AddNorm[Tensor]:
         """Return y and the new stream, which is x itself where residual is None."""
-        return add_rms_norm(
-            x, residual, self.weight, **options_of(self, self._cunorm_options, x, residual)
-        )
+        return add_rms_norm(x, residual, self.weight, **options_of(self, x, residual))
 
 
 class GatedRMSNorm(RMSNorm):
     """RMSNorm with a gate, by `cunorm.torch.rms_norm`.
 
-    The norm is that of `RMSNorm`, g is gate_activation, one of those of `cunorm.normalize`::
+    The norm is that of `RMSNorm`, and g is gate_activation, an activation of `cunorm.normalize`::
 
         y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
         y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
 
-    "post" is ``norm_before_gate=True`` elsewhere. groups is Mamba-2's
+    Elsewhere "post" is called ``norm_before_gate=True``. groups is Mamba-2's
     ``hidden_size // group_size``; more than 1 needs a normalized_shape of one axis. y is rounded
     once, with round_before_weight twice. Mamba-2 of ``transformers`` is ``gate_position="pre",
-    round_before_weight=True``, that of its authors the same without round_before_weight.
-    Qwen3-Next also rounds before the gate: results differ by one or at most two units in the last
-    place of bfloat16. ``torch.autocast`` does not change the dtype of y.
+    round_before_weight=True``; Mamba-2 of its authors does not round before weight. Qwen3-Next also
+    rounds before the gate: results differ by one or at most two units in the last place of
+    bfloat16. ``torch.autocast`` does not change the dtype of y.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GatedRMSNorm(4, groups=2, gate_position="pre")
     >>> norm
     GatedRMSNorm((4,), eps=1e-05, elementwise_affine=True, groups=2, gate_position='pre')
@@ -192,17 +176,13 @@ class GatedRMSNorm(RMSNorm):
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
-        of_torch = (normalized_shape, eps, elementwise_affine, device, dtype)
-        super().__init__(
-            *of_torch, weight_offset=weight_offset, round_before_weight=round_before_weight
-        )
-        _checks.gate(self, self.normalized_shape, groups, gate_activation, gate_position)
-        self.groups = groups
-        self.gate_activation, self.gate_position = gate_activation, gate_position
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        gate = (gate_activation, gate_position)
+        self._set_options(weight_offset, round_before_weight, groups, *gate)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return y; without a gate, of the norm alone."""
-        options = options_of(self, self._cunorm_options, x)
+        """Return y; without a gate, y is ``norm(x)``."""
+        options = options_of(self, x)
         if gate is None:
             del options["gate_activation"], options["gate_position"]
         return rms_norm(x, self.weight, gate=gate, **options)
@@ -211,14 +191,13 @@ class GatedRMSNorm(RMSNorm):
 class LayerNorm(torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, run by `cunorm.torch.layer_norm`.
 
-    Over the last axes of x, which are those of normalized_shape::
+    A row is the last axes of x, which have the shape normalized_shape::
 
         y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias
 
     Arguments, parameters and state_dict are PyTorch's; ``torch.autocast`` acts as on `RMSNorm`.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.LayerNorm(2)
     >>> norm(torch.tensor([[1.0, 3.0]]))
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
@@ -235,30 +214,31 @@ class LayerNorm(torch.nn.LayerNorm):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = _checks.row_shape(self, normalized_shape)
-        _checks.of_torch(self, dtype, elementwise_affine=elementwise_affine, bias=bias)
+        shape = _options.row_shape(self, normalized_shape)
+        flags = {"elementwise_affine": elementwise_affine, "bias": bias}
+        _options.check_dtype_and_flags(self, dtype, **flags)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
-        _checks.epsilon(self)
+        validate.epsilon(type(self).__name__, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        axis, dtype = row_axis(self, x), autocast_dtype(x)
+        axis, dtype = -len(self.normalized_shape), autocast_dtype(x)
+        check_sizes(self, x, slice(axis, None), self.normalized_shape)
         return layer_norm(x, self.weight, self.bias, eps=self.eps, axis=axis, dtype=dtype)
 
 
 class GroupNorm(torch.nn.GroupNorm):
     """`torch.nn.GroupNorm` with an activation, run by `cunorm.torch.group_norm`.
 
-    For g, the activation, and means over all positions and channels of a group of a sample::
+    g is the activation; means are over all positions and channels of a group of a sample::
 
         y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
-    x has shape (N, num_channels, ...). y has its memory format, and neither is copied. activation
-    is one of those of `cunorm.normalize`, or None. All other arguments are PyTorch's, with further
-    ``**options`` of the installed version, as ``bias=False``; so are parameters and state_dict.
-    ``torch.autocast`` acts as on `RMSNorm`.
+    x has shape (N, num_channels, ...). y has x's memory format, and neither is copied. activation
+    is an activation of `cunorm.normalize`, or None. Other arguments, parameters and state_dict are
+    PyTorch's; ``**options`` are those of newer versions, as ``bias=False``. ``torch.autocast`` acts
+    as on `RMSNorm`.
 
-    >>> import torch
-    >>> import cunorm.torch
+    >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GroupNorm(2, 4, activation="silu")
     >>> norm
     GroupNorm(2, 4, eps=1e-05, affine=True, ...activation='silu')
@@ -282,25 +262,20 @@ class GroupNorm(torch.nn.GroupNorm):
         activation: Activation | None = None,
         **options: Any,
     ) -> None:
-        _checks.group_sizes(self, num_groups, num_channels)
-        _checks.of_torch(self, dtype, eps=eps, affine=affine, bias=options.get("bias", True))
+        _options.check_groups(self, num_groups, num_channels)
+        flags = {"affine": affine, "bias": options.get("bias", True)}
+        _options.check_dtype_and_flags(self, dtype, eps=eps, **flags)
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
-        _checks.epsilon(self)
+        validate.epsilon(type(self).__name__, eps)
         if activation is not None:
             validate.activation(type(self).__name__, "activation", activation)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        try:
-            fits = x.dim() > 1 and x.shape[1] == self.num_channels
-        except (AttributeError, RuntimeError):  # no tensor, or one without a shape
-            fits = False
-        if not fits:
-            count = self.num_channels
-            refuse_shape(self, x, f"(N, {count}, ...), as num_channels is {count}")
-        operands = (x, self.num_groups, self.weight, self.bias)
-        dtype = autocast_dtype(x)
-        return group_norm(*operands, eps=self.eps, activation=self.activation, dtype=dtype)
+        expected = "(N, {0[0]}, ...), as num_channels is {0[0]}"
+        check_sizes(self, x, slice(1, 2), (self.num_channels,), expected)
+        options: Any = {"eps": self.eps, "activation": self.activation, "dtype": autocast_dtype(x)}
+        return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed_options(self, self._cunorm_options)}"
+        return f"{super().extra_repr()}{changed_options(self)}"

@@ -2,10 +2,10 @@
 """OpPair: a forward and its backward; and their formulas, for second derivatives."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef, OpSpec
-from cunorm._dispatch import dispatch_spec
+from cunorm._core.plan import OpDef
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import GroupBackwardSpec, GroupForwardSpec
 from cunorm._group_norm.spec import backward_spec as group_backward_spec
@@ -27,45 +26,31 @@ Tensors = Sequence[Operand]
 ForwardSpec = RowForwardSpec | GroupForwardSpec
 BackwardSpec = RowBackwardSpec | GroupBackwardSpec
 Run = Callable[[BackwardSpec, Tensors], Tensors]  # returns a backward's outputs
-
-
-class Context(Protocol):
-    """What an autograd.Function keeps of a forward for the backward."""
-
-    pair: "OpPair"
-    spec: ForwardSpec
-    x_dtype: torch.dtype
-    needs_input_grad: tuple[bool, ...]
-
-    @property
-    def saved_tensors(self) -> tuple[Operand, ...]: ...
-    def save_for_backward(self, *tensors: Operand) -> None: ...
-    def mark_non_differentiable(self, *tensors: Operand) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...
+Context: TypeAlias = Any  # of an autograd.Function, with a pair, a spec and an x_dtype
 
 
 @dataclass(eq=False)
 class OpPair:
-    """A forward, whose outputs are y, of row norms the new stream, and statistics; its backward."""
+    """A forward and its backward. Outputs are y, for row norms the new stream, and statistics."""
 
-    name: str  # of the operators of torch's dispatcher, but for the direction
+    name: str  # the beginning of the names of its operators in torch's dispatcher
     forward: OpDef[Any]
     backward: OpDef[Any]
-    backward_spec: Callable[..., BackwardSpec]  # of a forward's spec, x's dtype, needs
-    formula: Callable[..., Tensor]  # y by torch's operations: of a spec, x's dtype, operands
+    backward_spec: Callable[..., BackwardSpec]  # takes a forward's spec, x's dtype, needs
+    formula: Callable[..., Tensor]  # takes a spec, x's dtype, operands; y by torch's operations
 
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
         self.is_rows = "residual" in forward.outputs
         self.no_outputs = (*self.forward.no_outputs, None)  # and no workspace
         self.operands = [slot.name[1:] for slot in backward.result_slots]  # of the gradients
-        # The forward's arrays that the backward takes; as x, what was normalised.
+        # The forward's arrays that the backward takes; its x is what was normalised.
         results = [slot.name for slot in forward.result_slots]
         names = [*(slot.name for slot in forward.input_slots), *results]
         reads = [slot.name for slot in backward.input_slots]
         self._saved = [name for name in reads if name in names]
         self._pick_saved = itemgetter(*map(names.index, self._saved))
-        # Of each input of the backward: its place among the gradients of results and what is saved.
+        # For each input of the backward, its index among gradients of results and saved arrays.
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
         self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
         self._stream_slots = [
@@ -73,11 +58,11 @@ class OpPair:
         ]
 
     def has_stream_gradient(self, needs_input_grad: tuple[bool, ...]) -> bool:
-        """Whether the new residual stream is differentiated, of the forward's inputs that are."""
+        """Whether the new stream has a gradient, if these inputs of the forward need one."""
         return any(needs_input_grad[slot] for slot in self._stream_slots)
 
     def save(self, ctx: Context, spec: ForwardSpec, arrays: Tensors, outputs: Tensors) -> None:
-        """Keep what the backward needs, also what was normalised: the stream if there is one."""
+        """Keep what the backward needs; its x is the new stream if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
         assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
@@ -93,7 +78,7 @@ class OpPair:
         dresidual_out: Operand,
         run: Run | None,
     ) -> list[Operand]:
-        """Return the wanted gradients of the forward's inputs, by the formula without `run`."""
+        """Return the wanted gradients of the forward's inputs, by the formula if `run` is None."""
         found: dict[str, Operand]
         if dy is None:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
@@ -111,9 +96,11 @@ class OpPair:
         names = zip(self.forward.inputs, wanted, strict=True)
         return [found.get(name) if want else None for name, want in names]
 
-    def run(self, op: OpDef[Any], spec: OpSpec, arrays: Tensors) -> list[Operand]:
-        """Run the forward or the backward."""
-        return dispatch_spec(op, spec, (*arrays, *op.no_outputs, None))
+
+@memoize()
+def saving(spec: ForwardSpec) -> ForwardSpec:
+    """Return the spec of a forward that also returns statistics."""
+    return replace(spec, saves=True)
 
 
 @memoize()
@@ -139,11 +126,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def compute_type(*dtypes: torch.dtype | None) -> torch.dtype:
-    """Return the dtype in which a norm of operands of these dtypes is computed."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
 def recorded_gradients(
     formula: Callable[..., Tensor],
     x_dtype: torch.dtype,
@@ -151,14 +133,14 @@ def recorded_gradients(
     dy: Tensor,
     dresidual_out: Operand,
 ) -> dict[str, Operand]:
-    """Return the gradients of a forward's inputs, by name, which autograd may record.
+    """Return the gradients of a forward's inputs by name; autograd may record them.
 
-    The operands are those of the formula, x what was normalised; `dresidual_out` may be None.
+    `operands` are those of the formula; their x is what was normalised.
     """
     x = operands["x"]
     assert x is not None
-    x_compute = x.to(compute_type(x_dtype, x.dtype))
-    # As views they are distinct, where the caller gave one tensor for two of them.
+    x_compute = x.to(torch.float64 if torch.float64 in (x_dtype, x.dtype) else torch.float32)
+    # Views are distinct, even if the caller gives one tensor for two operands.
     operands = {**operands, "x": x_compute}
     views = {name: t if t is None else t.view_as(t) for name, t in operands.items()}
     y = formula(**views).to(dy.dtype)
@@ -175,7 +157,7 @@ def recorded_gradients(
 
 
 def _centered(rows: Tensor) -> Tensor:
-    """Subtract the mean, and then that of the differences: the first has a rounding error."""
+    """Subtract the mean, then the mean of the differences, as the first has a rounding error."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows - rows.mean(-1, keepdim=True)
 
@@ -188,7 +170,7 @@ def row_formula(
     weight: Operand,
     bias: Operand,
 ) -> Tensor:
-    """Return y in the dtype of x, that of computing: the formula of `cunorm.normalize`."""
+    """Return y, in the compute dtype, which is x's, by the formula of `cunorm.normalize`."""
     compute, groups = x.dtype, spec.groups
     leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
 
@@ -215,7 +197,7 @@ def row_formula(
 def group_formula(
     spec: GroupForwardSpec, x_dtype: torch.dtype, x: Tensor, weight: Operand, bias: Operand
 ) -> Tensor:
-    """Return y in the dtype of x, that of computing: the formula of `cunorm.group_norm`."""
+    """Return y, in the compute dtype, which is x's, by the formula of `cunorm.group_norm`."""
     channels_first = x.movedim(spec.channel_axis, 1)
     samples, channels = channels_first.shape[:2]
     q = _centered(channels_first.reshape(samples, spec.num_groups or channels, -1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The memory that replace_norms keeps: a bounded number of plans, and no user's class."""
+"""replace_norms keeps no user's class, and probes modules that are alike once in a call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
-from cunorm.torch._replace import probe  # noqa: E402
-from tests.support.internals import _memo  # noqa: E402
 from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, norm, rms, x_of  # noqa: E402
 
 
@@ -84,19 +82,16 @@ def counted(calls):
     return type("SomeNorm", (Formula,), {"forward": forward})
 
 
-def test_a_module_is_probed_once_for_all_like_it_until_the_plans_are_cleared():
+def test_a_module_is_probed_once_for_all_like_it_in_a_model():
     calls: list[int] = []
     kind = counted(calls)
     replace_norms(kind())
     once = len(calls)
     assert once > 0
     replace_norms(nn.Sequential(kind(), kind()))
-    assert len(calls) == once
-    replace_norms(kind(WIDTH + 2))
     assert len(calls) == 2 * once
-    _memo.clear_all()
-    replace_norms(kind())
-    assert len(calls) == 3 * once
+    replace_norms(nn.Sequential(kind(WIDTH), kind(WIDTH + 2)))
+    assert len(calls) == 4 * once
 
 
 def test_a_class_with_another_forward_is_probed_again(monkeypatch):
@@ -120,17 +115,3 @@ def test_modules_whose_attributes_have_the_same_text_are_probed_apart():
         module.offsets = Plain(offsets)
         runs.append(replace_norms(module).replaced[0].runs)
     assert ["weight_offset=1.0" in text for text in runs] == [False, True]
-
-
-def test_the_number_of_plans_is_bounded(monkeypatch):
-    monkeypatch.setattr(probe, "_MAX_PLANS", 3)
-    _memo.clear_all()
-    for width in range(8, 16):
-        replace_norms(LlamaNorm(width))
-    assert len(probe._plans) == 3
-    calls: list[int] = []
-    kind = counted(calls)
-    replace_norms(kind())
-    once = len(calls)
-    replace_norms(kind())
-    assert len(calls) == once

@@ -1,2 +1,228 @@
 # SPDX-License-Identifier: MIT
-"""Let cunorm run the norms of a PyTorch model that is there already, and undo it."""
+"""Let cunorm run the norms of an existing PyTorch model, and undo it: the public functions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn import Module
+
+from cunorm._core.validate import describe_type, flag
+from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._replace.probe import Plans, check_plain, find_plan
+from cunorm.torch._replace.swap import TORCH_NORMS, Swapped, swapped, torch_norm
+from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS, Unknown
+
+_CALLS = {  # the calls of the norms of torch.nn, as text
+    torch.nn.RMSNorm: "rms_norm(eps={0.eps})",
+    torch.nn.LayerNorm: "layer_norm(eps={0.eps})",
+    torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={0.eps})",
+}
+
+
+class ReplacedNorm(NamedTuple):
+    """A module that runs cunorm: its name ("" for the model itself), its class, and what it runs.
+
+    ``runs`` ends with the tried calls in which the module runs its own forward.
+    """
+
+    name: str
+    kind: str
+    runs: str
+
+
+class LeftNorm(NamedTuple):
+    """A module that may be a norm and was left: its name, its class, and the reason."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What `replace_norms` did; as text, a summary by class, with repeated layers as one.
+
+    ``replaced`` has the modules that run cunorm. ``left`` has modules that do not and may be norms:
+    their class is called norm, they have an eps, or their forward calls a norm of torch's. Both are
+    in the order of ``model.named_modules()``; a shared module has its first name.
+    """
+
+    replaced: tuple[ReplacedNorm, ...]
+    left: tuple[LeftNorm, ...]
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        parts = [(self.replaced, "norm", "replaced"), (self.left, "module", "left")]
+        for norms, noun, verb in parts if self.left else parts[:1]:
+            lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
+            names: dict[str, list[str]] = {}
+            for name, kind, text in norms:
+                names.setdefault(f"  {kind}: {text}", []).append(name)
+            for line, those in names.items():
+                lines += [line, *_merged(those)]
+        return "\n".join(lines)
+
+
+def _merged(names: list[str]) -> Iterator[str]:
+    """Yield lines with the names; if some differ only in numbers, one line with their count."""
+    patterns: dict[tuple[str, ...], list[list[str]]] = {}
+    for name in names:
+        parts = name.split(".")
+        patterns.setdefault(tuple("*" if p.isdigit() else p for p in parts), []).append(parts)
+    for group in patterns.values():
+        columns = [set(column) for column in zip(*group, strict=True)]
+        joined = ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
+        count = f" ({len(group)})" if len(group) > 1 else ""
+        yield f"    {joined or '(the model itself)'}{count}"
+
+
+def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
+    """Let cunorm run the norms of a model, in place, and report which.
+
+    The model is a module of any kind, on any device, or a norm itself; another type is a TypeError.
+    Each norm stays the same object, with its name, parameters, hooks and state; its class becomes a
+    subclass whose forward calls cunorm. `restore_norms` undoes it.
+
+    It replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with an eps and
+    a formula of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and most others
+    of ``transformers``. A probe finds the formula. It runs a copy on the CPU, on random rows with
+    random parameters, in every pair of dtypes, and compares results and gradients with cunorm's
+    formulas. Then it makes the call that the module will make, with float64 in place of kernels.
+
+    In half precision y has the bits of the module's own forward, except where a number before a
+    rounding is within 2**-20 of a tie, relatively to the largest of its row. There y is one unit in
+    the last place off. In float32 y is within 16 roundings of the largest of the row, and of the
+    terms of a sum with a weight offset or a bias. The report names norms that round once more and
+    are often a unit off; exact=True leaves those.
+
+    A replaced module runs its own forward in calls that the probe did not try or that had other
+    results, and where cunorm cannot run. The report names the tried calls, and a UserWarning each
+    other reason, once for a class. "Norms of a Hugging Face model" in the documentation has all
+    such cases, and the reasons why modules are left.
+
+    >>> import torch, cunorm.torch
+    >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.RMSNorm(8, eps=1e-6))
+    >>> done = cunorm.torch.replace_norms(model)
+    >>> print(done)
+    1 norm replaced
+      RMSNorm: rms_norm(eps=1e-06)
+        1
+    1 module left
+      BatchNorm1d: of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced
+        0
+    >>> done.replaced[0].runs
+    'rms_norm(eps=1e-06)'
+    >>> type(model[1]).__name__, isinstance(model[1], torch.nn.RMSNorm)
+    ('CunormRMSNorm', True)
+    >>> cunorm.torch.restore_norms(model)
+    1
+    >>> type(model[1]) is torch.nn.RMSNorm
+    True
+    """
+    flag("replace_norms", "exact", exact)
+    replaced, left, plans = [], [], Plans()
+    for name, module in _modules("replace_norms", model):
+        kind = name_of(module)
+        try:
+            if (runs := _replace(module, exact, plans)) is not None:
+                replaced.append(ReplacedNorm(name, kind, runs))
+        except Unknown as reason:
+            left.append(LeftNorm(name, kind, str(reason)))
+        except Exception as error:  # of its own property, __copy__, __init_subclass__ and so on
+            left.append(LeftNorm(name, kind, f"its class raises {type(error).__name__}: {error}"))
+    return Replacement(tuple(replaced), tuple(left))
+
+
+def restore_norms(model: Module) -> int:
+    """Give the norms that `replace_norms` replaced their classes back; return how many.
+
+    The model is one that `replace_norms` got, or a part or a copy of it; another type is a
+    TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay as they are. If
+    ``torch.nn.utils.parametrize`` or accelerate's hooks have changed the class or forward of a
+    replaced module, this is a ValueError, and nothing is restored.
+    """
+    originals = []
+    for name, module in _modules("restore_norms", model):
+        if not isinstance(module, Swapped):
+            continue
+        kind = vars(type(module)).get("_cunorm_kind")  # not that of a base class
+        if kind is None or "forward" in vars(module):
+            now = "a forward of its instance" if kind else f"the class {type(module).__name__}"
+            raise ValueError(
+                f"restore_norms: {name or 'model'} has got {now} since it was replaced, expected "
+                "that to be undone first (remove_parametrizations, remove_hook_from_module)"
+            )
+        originals.append((module, kind))
+    for module, kind in originals:
+        module.__class__ = kind
+    return len(originals)
+
+
+def _modules(function: str, model: object) -> list[tuple[str, Module]]:
+    if not isinstance(model, Module):
+        got = describe_type(type(model))
+        raise TypeError(f"{function}: model is {got}, expected a torch.nn.Module")
+    return list(model.named_modules())
+
+
+def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
+    """Replace a norm and return what it runs, or None for a module that is no norm.
+
+    Raise Unknown for a module that may be a norm and is left.
+    """
+    kind = type(module)
+    if isinstance(module, Swapped):
+        raise Unknown("it runs cunorm already: restore_norms undoes that")
+    if isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
+        raise Unknown("it runs cunorm already")
+    base = torch_norm(kind)
+    if base is None and not may_normalise(module):
+        return None
+    check_plain(module)
+    if base is not None:
+        names = ("weight",) if base is torch.nn.RMSNorm else ("weight", "bias")
+        if set(module._parameters) != set(names):
+            listed = ", ".join(module._parameters)
+            raise Unknown(f"its parameters are {listed}, not {' and '.join(names)}")
+        for name in getattr(TORCH_NORMS[base], "_cunorm_options", ()):
+            if hasattr(module, name):
+                raise Unknown(f"it has an attribute {name} of its own")
+        runs = _CALLS[base].format(module)
+        module.__class__ = swapped(kind, None)
+        return runs
+    if kind.__module__.startswith("torch.nn.modules."):
+        raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
+    if isinstance(module, torch.nn.GroupNorm):
+        what = "only the class's own forward is replaced, this one has another"
+        raise Unknown(f"of torch.nn.GroupNorm {what}")
+    plan = find_plan(module, exact, plans)
+    dtypes = (parameter.dtype for parameter in module.parameters())
+    runs = plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
+    module.__class__ = swapped(kind, plan)
+    return runs
+
+
+# --- which modules may be norms -------------------------------------------------------------------
+
+
+def name_of(module: Module) -> str:
+    """Return the name of a module's class; for a scripted module, that of the scripted class."""
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
+    return (is_scripted and getattr(module, "original_name", None)) or type(module).__name__
+
+
+def may_normalise(module: Module) -> bool:
+    """Whether a module is called norm, has an eps, or calls a norm of torch's."""
+    if "norm" in name_of(module).lower():
+        return True
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.modules."):
+        return False
+    # Not by getattr(): a wrapper has the attributes of what it wraps.
+    own = (vars(module), module._parameters, module._buffers)
+    has_eps = any(hasattr(kind, name) or any(name in names for names in own) for name in EPS_NAMES)
+    code = getattr(kind.forward, "__code__", None)
+    called = [name for name in code.co_names if name.endswith(NORM_FUNCTIONS)] if code else []
+    return has_eps or not all(hasattr(module, name) for name in called)  # else its own modules

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Find the formula of a norm module: run trials and compare them with the bounds of recipes."""
 
-import inspect
-import weakref
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
-from types import FunctionType
 
 import torch
 from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from cunorm._arrays.torch import TORCH_DTYPES
-from cunorm._core.memo import on_clear
 from cunorm._core.validate import describe_type
-from cunorm.torch._replace.plan import Match, Plan, listed, short
-from cunorm.torch._replace.planned import Planned
-from cunorm.torch._replace.recipe import Pair, Recipe, float32_recipes, variants
-from cunorm.torch._replace.swap import swapped
+from cunorm.torch._replace.recipe import Match, Pair, Plan, Recipe, formulas, listed, variants
 from cunorm.torch._replace.trial import Trial, Unknown
 from cunorm.torch._tensors import has_plain_memory
 
@@ -27,17 +20,12 @@ _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-_AXES = (2, 3, 4, 5)  # how many of x are tried
-_MAX_PLANS = 256
-
-# A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
-# weakly: the key of a dead class equals no other, and is dropped in turn.
-_plans: dict[object, Plan | str] = {}
-on_clear(_plans.clear)
+_AXES = (2, 3, 4, 5)  # the tried numbers of x's axes
+Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
 
 
 def check_plain(module: Module) -> None:
-    """Raise Unknown if a module's class does not decide alone on how it runs."""
+    """Raise Unknown if more than a module's class decides how it runs."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Unknown("it is a ScriptModule")
     if "forward" in vars(module):
@@ -55,51 +43,44 @@ def check_plain(module: Module) -> None:
             raise Unknown(f"{name} is {parameter.dtype}")
 
 
-def probe(module: Module, *, exact: bool) -> Plan:
+def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     """Return how to run a module, in its parameters' dtype at least, or raise Unknown.
 
-    Modules of one class that differ in no number, name or shape are probed once.
+    `plans` keeps what was found: modules that differ in no number, name or shape are probed once.
     """
-    key = _key(module, exact)
-    plan = _plans.get(key)
-    if plan is None:
+    key = _key(module)
+    if key not in plans:
         try:
-            plan = _probe(module, exact)
+            plans[key] = _find_plan(module, exact)
         except Unknown as reason:
-            plan = str(reason)
-        if key is not None:
-            if len(_plans) >= _MAX_PLANS:
-                _plans.pop(next(iter(_plans), None), None)
-            _plans[key] = plan
+            plans[key] = str(reason)
+    plan = plans[key]
     if isinstance(plan, str):
         raise Unknown(plan)
     return plan
 
 
-def _key(module: Module, exact: bool) -> tuple[object, ...] | None:
-    """Return what a probe depends on, None if that is more than numbers, names and shapes."""
-    kind = type(module)
-    forward = inspect.getattr_static(kind, "forward")  # its closure may have the class, for super()
+def _key(module: Module) -> object:
+    """Return what a probe depends on; if that is more than numbers, names and shapes, a new key."""
     values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
-    if not _is_simple((*values.values(),)) or not isinstance(forward, FunctionType):
-        return None
+    if not _is_simple((*values.values(),)):
+        return object()
     tensors = [
         (name, None if tensor is None else (tensor.shape, tensor.dtype))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
     ]
-    text = repr((exact, values, tensors, [*module._modules]))  # as 1 equals True
-    return weakref.ref(kind), weakref.ref(forward), text
+    return type(module), repr((values, tensors, [*module._modules]))  # as text, as 1 equals True
 
 
 def _is_simple(value: object) -> bool:
     if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
         return all(map(_is_simple, value))
-    return type(value) in _SIMPLE  # another class may have a text of its own
+    return type(value) in _SIMPLE  # values of other classes may have the same text
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _probe(module: Module, exact: bool) -> Plan:
+def _find_plan(module: Module, exact: bool) -> Plan:
     trial = Trial(module)
     matches: list[Match] = []
     others: list[str] = []
@@ -108,7 +89,7 @@ def _probe(module: Module, exact: bool) -> Plan:
         which_calls = (" with a gate" if gated else " without a gate") * (len(trial.gated) > 1)
         try:
             recipe, agreeing_axes = _in_float32(trial, gated)
-            found, rest = _match(trial, gated, recipe, 0.0 if exact else 1.0)
+            found, rest = _match(trial, gated, recipe, agreeing_axes, 0.0 if exact else 1.0)
             matches += found
             others += [f"for {listed(rest)}{which_calls}"] if rest else []
             axes &= agreeing_axes
@@ -121,12 +102,11 @@ def _probe(module: Module, exact: bool) -> Plan:
     under_autocast = not trial.calls_torch and _agree_under_autocast(trial, matches)
     others += [] if under_autocast else ["under autocast"]
     operands = trial.eps_name, trial.parameters, trial.arguments
-    plan = Plan(*operands, tuple(matches), axes, under_autocast, tuple(others))
-    return _confirmed(trial, type(module), plan)
+    return Plan(*operands, tuple(matches), axes, under_autocast, tuple(others))
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
-    """Return the recipe that agrees in float32, as its variants do, and the numbers of axes."""
+    """Return the recipe that agrees in float32, and the numbers of axes in which it does."""
     pair = (torch.float32, torch.float32)
     samples, axes = [trial.sample(pair, gated)], {3}
     for count in _AXES:
@@ -135,22 +115,22 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
             axes.add(count)
     distances = {
         recipe: max(sample.distance(recipe) for sample in samples)
-        for recipe in float32_recipes(len(trial.parameters), trial.groups, gated)
+        for recipe in formulas(len(trial.parameters), trial.groups, gated)
     }
     best = min(distances, key=distances.__getitem__)
     if distances[best] > 0:
-        raise _far(torch.float32, best, distances[best])
+        raise _far(pair, best, distances[best])
     if not samples[0].has_gradients(best):
         raise Unknown(f"it gives the results of {best.describe()}, but not its gradients")
     return best, frozenset(axes)
 
 
 def _match(
-    trial: Trial, gated: bool, recipe: Recipe, allowed: float
+    trial: Trial, gated: bool, recipe: Recipe, axes: frozenset[int], allowed: float
 ) -> tuple[list[Match], list[Pair]]:
     """Return the variant for each pair of dtypes that has one within a distance, and other pairs.
 
-    Pairs in which the module does not run are in neither.
+    The pairs in which the module does not run are not among them.
     """
     candidates = list(variants(recipe, bool(trial.parameters)))
     distances = {}
@@ -160,60 +140,48 @@ def _match(
             distances[pair] = {recipe: sample.distance(recipe) for recipe in candidates}
     main = (trial.dtype, trial.dtype)
     if main not in distances:
-        raise Unknown(f"its forward does not run in {short(trial.dtype)}")
+        raise Unknown(f"its forward does not run in {listed([main])}")
     # Where several agree, as all do in float32, take the one that agrees in the most pairs.
     candidates.sort(key=lambda recipe: -sum(each[recipe] == 0 for each in distances.values()))
-    matches = []
+    matches, rest = [], []
     for pair, each in distances.items():
         best = min(candidates, key=each.__getitem__)
-        if each[best] <= allowed:
-            matches.append(Match(pair, gated, best, each[best] == 0))
+        match = Match(pair, gated, best, each[best] == 0)
+        if each[best] > allowed:
+            problem: Unknown | None = _far(pair, best, each[best])
+        else:
+            problem = _fault(trial, match, axes if pair == main else {3})
+        if problem is None:
+            matches.append(match)
         elif pair == main:
-            raise _far(trial.dtype, best, each[best])
-    agreeing = [match.pair for match in matches]
-    return matches, [pair for pair in distances if pair not in agreeing]
+            raise problem
+        else:
+            rest.append(pair)
+    return matches, rest
 
 
 def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
-    """Return whether the module's results are the same under autocast, here that of the CPU."""
+    """Return whether the module's results are the same under the CPU's autocast."""
+    both = ([trial.sample(*m[:2], autocast=on).y for on in (False, True)] for m in matches)
     try:
-        for pair, gated, *_ in matches:
-            usual, other = (trial.sample(pair, gated, autocast=on).y for on in (False, True))
-            if usual.dtype != other.dtype or not torch.equal(usual, other):
-                return False
+        return all(usual.dtype == other.dtype and usual.equal(other) for usual, other in both)
     except Unknown:
         return False
-    return True
 
 
-def _confirmed(trial: Trial, kind: type[Module], plan: Plan) -> Plan:
-    """Return a plan after running its calls as the swapped class will, forward and backward.
-
-    A pair of dtypes in which cunorm's results are not the module's is a fault of cunorm's; the
-    module's own forward runs there then.
-    """
-    planned = Planned()
-    trial.swap(swapped(kind, plan), planned)
-    main, confirmed = (trial.dtype, trial.dtype), []
-    for match in plan.matches:
-        try:
-            for count in sorted(plan.axes) if match.pair == main else [3]:
-                before = planned.calls
-                sample = trial.sample(match.pair, match.gated, count)
-                if planned.calls == before:
-                    raise Unknown("its own forward ran")
-                if sample.distance(match.recipe) or not sample.has_gradients(match.recipe, planned):
-                    raise Unknown("other results")
-            confirmed.append(match)
-        except Unknown as error:
-            if match.pair == main:
-                raise Unknown(f"cunorm's {match.recipe.describe()} fails: {error}") from None
-    lost = [match.pair for match in plan.matches if match not in confirmed]
-    others = (*plan.others, f"for {listed(lost)}") if lost else plan.others
-    return replace(plan, matches=tuple(confirmed), others=others) if lost else plan
+def _fault(trial: Trial, match: Match, axes: Iterable[int]) -> Unknown | None:
+    """Return what is wrong with cunorm's call of a recipe, None if nothing is."""
+    try:
+        for count in axes:
+            sample = trial.sample(match.pair, match.gated, count, recipe=match.recipe)
+            if sample.distance(match.recipe) or not sample.has_gradients(match.recipe):
+                raise Unknown("other results")
+    except Unknown as error:
+        return Unknown(f"cunorm's {match.recipe.describe()} fails: {error}")
+    return None
 
 
-def _far(dtype: torch.dtype, recipe: Recipe, distance: float) -> Unknown:
+def _far(pair: Pair, recipe: Recipe, distance: float) -> Unknown:
     off = f"{distance:.3g} units in the last place off" if distance < 1e9 else "of another kind"
     nearest = f"those of the nearest, {recipe.describe()}, are {off}"
-    return Unknown(f"its results in {short(dtype)} are no recipe's: {nearest}")
+    return Unknown(f"its results in {listed([pair])} are no recipe's: {nearest}")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Recipes: the formulas that a norm module may have, and the calls that they are."""
+"""Recipes, the formulas that a norm module may have; and a plan, which has the recipes of one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,14 @@ Pair = tuple[torch.dtype, torch.dtype]  # of x, and of the parameters, x's if th
 Bounds = tuple[Tensor, Tensor]
 
 # 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
-# in torch's order and in ours (4 at width 16384).
+# in torch's order and in cunorm's (4 at width 16384).
 _SLACK = 2.0**-20
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row norm with its options, but for eps; from groups to gate_position, `rms_norm`'s."""
+    """A row norm with options: from groups to gate_position, they are those of `rms_norm`."""
 
     center: bool = False  # whether it is a layer norm
     has_bias: bool = False
@@ -48,18 +48,20 @@ class Recipe:
         rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
         return f"{self._function().__name__}({listed}){rounded}"
 
-    def call(
-        self, x: torch.dtype, weight: torch.dtype
-    ) -> tuple[Callable[..., Tensor], float | None]:
-        """Return the function for these dtypes, and what to add to weight before, with rounding."""
-        options = self._options()
-        offset = options.pop("weight_offset") if self.rounds_factor else None
+    def call(self, *pair: torch.dtype) -> Callable[..., Tensor]:
+        """Return the function for these dtypes, which takes x, the parameters, eps and gate."""
+        function, options = self._function(), self._options()
         if self.dtype:
-            options["dtype"] = self.y_dtype(x, weight)
-        return partial(self._function(), **options), offset
+            options["dtype"] = self.y_dtype(*pair)
+        if not self.rounds_factor:
+            return partial(function, **options)
+        offset = options.pop("weight_offset")
+        return lambda x, weight, *bias, **named: function(
+            x, weight + offset, *bias, **options, **named
+        )
 
     def _function(self) -> Callable[..., Tensor]:
-        uncentered = normalize if self.has_bias else rms_norm  # which takes no bias
+        uncentered = normalize if self.has_bias else rms_norm  # rms_norm takes no bias
         return layer_norm if self.center else uncentered
 
     def _options(self) -> dict[str, Any]:
@@ -67,7 +69,6 @@ class Recipe:
         return {field.name: value for field, value in values if value != field.default}
 
     def y_dtype(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
-        """Return the dtype of y; that of weight is x's where there is none."""
         if self.dtype == "float32":
             return torch.promote_types(x, torch.float32)
         return torch.promote_types(x, weight) if self.round_before_weight and not self.dtype else x
@@ -100,7 +101,7 @@ class Recipe:
 
 
 def _rounded(end: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bound rounded, with the gradient of one that is not: kernels pass it on so."""
+    """Return a rounded bound with the gradient of the bound, as kernels ignore this rounding."""
     return end + (end.to(dtype).double() - end).detach()
 
 
@@ -111,7 +112,7 @@ def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
 
 
-# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken: the usual.
+# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken.
 _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
     (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
     (True, None),  # before weight: Llama, Qwen, T5 in half precision
@@ -120,10 +121,10 @@ _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
 )
 
 
-def float32_recipes(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
-    """Yield the recipes that differ in float32: without the variants that round elsewhere.
+def formulas(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
+    """Yield the recipes that differ in float32, without the variants that round elsewhere.
 
-    parameters counts those of the module: 1 is weight alone, 2 are weight and bias.
+    `parameters` is the number of the module's parameters: weight, then bias.
     """
     gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
     offsets = (0.0, 1.0) if parameters else (0.0,)
@@ -134,8 +135,49 @@ def float32_recipes(parameters: int, groups: Iterable[int], gated: bool) -> Iter
 def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
     """Yield the recipes that are this one in float32 and round elsewhere in half precision."""
     factors = (False, True) if recipe.weight_offset else (False,)
-    for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
+    for rounds, (before, dtype) in product(factors, _ROUNDINGS):
         if has_weight or not before:
-            yield replace(
-                recipe, round_before_weight=before, dtype=dtype, rounds_factor=rounds_factor
+            yield replace(recipe, round_before_weight=before, dtype=dtype, rounds_factor=rounds)
+
+
+class Match(NamedTuple):
+    """The recipe of calls with these dtypes, with or without a gate, which has x's dtype."""
+
+    pair: Pair
+    gated: bool
+    recipe: Recipe
+    exact: bool  # else y may be one unit in the last place off
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run a module: its operands, and its recipes. Other calls run its own forward."""
+
+    eps: str  # the name of the attribute
+    parameters: tuple[str, ...]  # the names of weight and bias, if there are any
+    arguments: tuple[str, ...]  # forward's names for x and, if it takes one, gate
+    matches: tuple[Match, ...]
+    axes: frozenset[int]  # the numbers of axes that x may have
+    under_autocast: bool  # whether it runs there too; torch's own norms change dtype
+    others: tuple[str, ...] = ()  # the tried calls that run the module's own forward, as text
+
+    def describe(self, eps: float, dtype: torch.dtype) -> str:
+        """Return the recipe of a dtype, where others run or are inexact, and where none runs."""
+        usual = [match.recipe for match in self.matches if match.pair == (dtype, dtype)]
+        recipes = dict.fromkeys([*usual, *(match.recipe for match in self.matches)])
+        lines: list[str] = []
+        for recipe in sorted(recipes, key=lambda recipe: recipe.gate_activation is not None):
+            pairs = {match.pair: match.exact for match in self.matches if match.recipe == recipe}
+            off = listed(pair for pair, exact in pairs.items() if not exact)
+            lines.append(
+                recipe.describe(eps)
+                + ("" if recipe in usual else f" for {listed(pairs)}")
+                + (f" within a unit in the last place in {off}" if off else "")
             )
+        others = [f"its own forward {', '.join(self.others)}"] if self.others else []
+        return "; ".join(lines + others)
+
+
+def listed(pairs: Iterable[Pair]) -> str:
+    names = [[str(dtype).removeprefix("torch.") for dtype in pair] for pair in pairs]
+    return ", ".join("/".join(dict.fromkeys(pair)) for pair in names)

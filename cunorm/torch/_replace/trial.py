@@ -7,14 +7,18 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
+from cunorm._arrays._torch_private import OperatorMode
+from cunorm._core.plan import OpDef, spec_from_json
+from cunorm.torch._pair import ROW
 from cunorm.torch._replace.recipe import Pair, Recipe
 
 Mode = AbstractContextManager[object]
@@ -25,9 +29,10 @@ EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
 NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
-_GRADIENT_ERROR = 1e-3  # of the largest of a row: far over float32's, far below another formula's
-_ELEMENTS = 1024  # in each third of a sample, and at least a row
-_USUAL: Mode = nullcontext()
+# Relative to the largest gradient of a row: far above float32's errors, far below those of another
+# formula.
+_GRADIENT_ERROR = 1e-3
+_ELEMENTS = 1024  # in each third of a sample, which has at least one row
 
 
 class Unknown(Exception):
@@ -35,11 +40,12 @@ class Unknown(Exception):
 
 
 class Sample(NamedTuple):
-    """Operands of a module and its result, as rows of three axes."""
+    """Operands of a module or a call and its result, as rows of three axes."""
 
     pair: Pair
     operands: Operands
     y: Tensor
+    mode: Mode  # in which y was computed
 
     def distance(self, recipe: Recipe) -> float:
         """Return the distance of y from the bounds of a recipe, in y's units in the last place."""
@@ -55,15 +61,15 @@ class Sample(NamedTuple):
         worst = off / unit.clamp(min=info.eps * info.smallest_normal)
         return math.inf if worst.isnan().any() else float(worst.max())
 
-    def has_gradients(self, recipe: Recipe, mode: Mode = _USUAL) -> bool:
-        """Return whether y has a recipe's gradients: so no statistic is detached."""
+    def has_gradients(self, recipe: Recipe) -> bool:
+        """Return whether y has a recipe's gradients; a detached statistic changes them."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
         dy = torch.randn(self.y.shape, generator=generator, dtype=torch.float32, device="cpu")
         dy = dy.to(self.y.dtype)
         try:
-            with mode:
+            with self.mode:
                 actual = torch.autograd.grad(self.y, leaves, dy)
         except RuntimeError:
             return False
@@ -77,30 +83,23 @@ class Sample(NamedTuple):
 
 
 class Trial:
-    """A copy of a module to run: on the CPU, with random parameters, without its hooks."""
+    """A copy of a module to run on the CPU, with random parameters and without its hooks."""
 
     def __init__(self, module: Module) -> None:
         self.parameters, self.width, self.dtype = _parameters(module)
-        name = eps_name(module)
-        if name is None:
+        values = {name: getattr(module, name, None) for name in EPS_NAMES}
+        numbers = {n: v for n, v in values.items() if type(v) is int or isinstance(v, float)}
+        if not numbers:
             raise Unknown(f"it has no eps: no number {', '.join(EPS_NAMES)}")
-        self.eps_name, self.eps = name, float(getattr(module, name))
+        self.eps_name, self.eps = next((name, float(v)) for name, v in numbers.items())
         self.arguments, self.gated = _arguments(type(module).forward)
-        self.groups = _groups(module, self.width)
+        width, sizes = self.width, [v for v in vars(module).values() if type(v) is int and v > 0]
+        divisors = [size for size in sizes if width % size == 0]  # counts or sizes of groups
+        self.groups = sorted({1, *divisors, *(width // one for one in divisors)} - {width})
         self.calls_torch = False  # whether it has called a norm of torch's
-        self._mode = _USUAL
-        self._module = copy.copy(module)  # which shares all containers but this one:
+        self._module = copy.copy(module)
+        # The copy shares all other containers with the module.
         self._module.__dict__["_parameters"] = dict(module._parameters)
-
-    def swap(self, kind: type[Module], mode: Mode) -> None:
-        """From now on sample what a swapped class runs, in a mode; where it cannot, fail."""
-
-        def fail(error: Exception, *_: object) -> NoReturn:
-            raise error
-
-        self._module.__class__ = kind
-        self._module.__dict__["_cunorm_own"] = fail
-        self._mode = mode
 
     def sample(
         self,
@@ -108,28 +107,36 @@ class Trial:
         gated: bool,
         axes: int = 3,
         *,
+        recipe: Recipe | None = None,
         training: bool = True,
         autocast: bool = False,
     ) -> Sample:
-        """Run forward on an x of 2 to 5 axes, with the same rows; raise Unknown if it fails."""
-        operands = self._operands(pair, gated)
-        x, weight, bias, _, gate = operands
-        module = self._module
+        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if it fails.
+
+        The rows are the same for all numbers of axes.
+        """
+        x, weight, bias, eps, gate = operands = self._operands(pair, gated)
         shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
-        given: Any = (weight, bias)  # which need not be Parameters
-        module._parameters.update(zip(self.parameters, given, strict=False))
+        rows = [one.reshape(shape).clone() for one in (x, gate) if one is not None]
+        parameters: Any = [one for one in (weight, bias) if one is not None]  # tensors
+        module = self._module
+        module._parameters.update(zip(self.parameters, parameters, strict=True))
         module.__dict__["training"] = training
-        arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
+        mode: Mode = nullcontext() if recipe is None else Planned()  # type: ignore[no-untyped-call]
         try:
             with (
                 torch.autocast("cpu", torch.bfloat16, enabled=autocast),
                 torch.random.fork_rng(devices=[]),
                 warnings.catch_warnings(),
                 _Watch() as watch,
-                self._mode,
+                mode,
             ):
                 warnings.simplefilter("ignore")
-                y = type(module).forward(module, *arguments)
+                if recipe is None:
+                    y = type(module).forward(module, *rows)
+                else:
+                    x, gate, *_ = (*rows, None)
+                    y = recipe.call(*pair)(x, *parameters, eps=eps, gate=gate)
         except Exception as error:
             line = str(error).strip().split("\n")[0]
             what = f"on the CPU, with rows {tuple(shape)}: {type(error).__name__}: {line}"
@@ -137,28 +144,60 @@ class Trial:
         self.calls_torch |= watch.seen
         if not isinstance(y, Tensor) or y.shape != shape:
             raise Unknown("its forward returns no tensor of x's shape")
-        return Sample(pair, operands, y.reshape(x.shape))
+        return Sample(pair, operands, y.reshape(operands[0].shape), mode)
 
     def _operands(self, pair: Pair, gated: bool) -> Operands:
-        """Return x, weight, bias, eps and gate; in a third of the rows squares are near eps."""
+        """Draw operands, with squares near eps in a third of the rows."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
         rows = max(1, _ELEMENTS // self.width)
         shape = (3, rows + (rows == self.width), self.width)  # no other axis may pass for the last
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
-        x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0])
-        parameters = [draw(self.width).to(pair[1]) for _ in self.parameters]
-        gate = draw(shape).to(pair[0]) if gated else None
-        for operand in (x, *parameters, gate):
-            if operand is not None:
-                operand.requires_grad_()
+        x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0]).requires_grad_()
+        parameters = [draw(self.width).to(pair[1]).requires_grad_() for _ in self.parameters]
+        gate = draw(shape).to(pair[0]).requires_grad_() if gated else None
         weight, bias, *_ = (*parameters, None, None)
         return x, weight, bias, self.eps, gate
 
 
+_ROW_OPERATORS: dict[object, OpDef[Any]] = {
+    torch.ops.cunorm.row_norm_forward.default: ROW.forward,
+    torch.ops.cunorm.row_norm_backward.default: ROW.backward,
+}
+
+
+class Planned(OperatorMode):
+    """A mode in which the float64 oracle computes row norms in place of the kernels.
+
+    All else of a call is as without the mode: the function, options, checks and gradients. Kernels
+    would take seconds to compile for each dtype, and for the CPU even if the model is on a GPU.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        op = _ROW_OPERATORS.get(func)
+        if op is None:
+            return func(*args, **(kwargs or {}))
+        *arrays, text = args
+        spec: Any = spec_from_json(op.spec_type, text)
+        # On meta, the operator checks the call and returns the shapes and dtypes of its outputs.
+        metas = func(*(None if array is None else array.to("meta") for array in arrays), text)
+        outputs = [torch.empty_like(meta, dtype=torch.float64, device="cpu") for meta in metas]
+        given = [None if array is None else array.detach().double().numpy() for array in arrays]
+        is_absent = [meta.dtype == torch.bool for meta in metas]
+        found = [None if no else y.numpy() for y, no in zip(outputs, is_absent, strict=True)]
+        op.reference(spec if op is ROW.forward else replace(spec, x_dtype=None), (*given, *found))
+        if op is ROW.forward:  # the oracle would round before weight to float64, not to x's dtype
+            operands = dict(zip(op.inputs, arrays, strict=True))
+            x, _ = operands.pop("x"), operands.pop("residual")
+            outputs[0] = ROW.formula(spec, x.dtype, x.double(), **operands)
+        return tuple(y.to(meta.dtype) for y, meta in zip(outputs, metas, strict=True))
+
+
 class _Watch(TorchFunctionMode):
-    """See whether one of torch's own norms is called."""
+    """A mode that sees whether one of torch's own norms is called."""
 
     seen = False
 
@@ -187,12 +226,6 @@ def _parameters(module: Module) -> tuple[tuple[str, ...], int, torch.dtype]:
     return tuple(given), shape[0], dtype
 
 
-def eps_name(module: Module) -> str | None:
-    """Return the name of the attribute that is eps, a float or an int."""
-    values = {name: getattr(module, name, None) for name in EPS_NAMES}
-    return next((n for n, v in values.items() if type(v) is int or isinstance(v, float)), None)
-
-
 def _arguments(forward: Callable[..., object]) -> tuple[tuple[str, ...], list[bool]]:
     """Return forward's names for x and gate, and whether calls have a gate: no, yes or both."""
     _self, *given = inspect.signature(forward).parameters.values()
@@ -204,9 +237,3 @@ def _arguments(forward: Callable[..., object]) -> tuple[tuple[str, ...], list[bo
     if not required or set(required) - set(names):
         raise Unknown(f"its forward takes {', '.join(p.name for p in given)}")
     return names, [False] * (len(required) == 1) + [True] * gated
-
-
-def _groups(module: Module, width: int) -> list[int]:
-    """Return 1 and the divisors of width among int attributes, as counts of groups or sizes."""
-    divisors = [v for v in vars(module).values() if type(v) is int and v > 0 and width % v == 0]
-    return sorted({1, *divisors, *(width // divisor for divisor in divisors)} - {width})
