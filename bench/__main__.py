@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = {  # each module is imported when it runs, because dependencies differ
+COMMANDS = {  # a module is imported only for its command, because dependencies differ
     "time": "bench.timing",
     "against": "bench.against",
     "accuracy": "bench.accuracy",

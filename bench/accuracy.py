@@ -6,10 +6,10 @@ are in ulp of the result's dtype: for y and dx at the largest exact value of the
 and dbias at the largest exact value of the vector. Rounding to nearest costs up to half an ulp.
 
 There are three kinds of rows. Normal rows have deviation 1 and one of several means ("mean 1e4");
-a mean is left out if the dtype cannot resolve the deviation. "tails" are Student's t with 2 degrees
-of freedom. "activations", at width 128, are the residual stream of a small Transformer, trained for
-half a minute on the characters of Python's documentation. The provider cunorm-softgpu is cunorm on
-the tests' software GPU, which interprets the PTX that NVRTC makes.
+a mean is left out if the dtype cannot resolve the deviation there. "tails" follow Student's t with
+2 degrees of freedom. "activations", at width 128, are the residual stream of a small Transformer,
+trained for half a minute on the characters of Python's documentation. The provider cunorm-softgpu
+is cunorm on the tests' software GPU, which interprets the PTX that NVRTC makes.
 """
 
 from __future__ import annotations

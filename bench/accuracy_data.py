@@ -50,7 +50,7 @@ def operands(operator: Operator, kind: str, dtype: str, shape: Shape) -> Operand
 
 
 def rows_of(operator: Operator, array: Any) -> Any:
-    """Return an array of x's shape as [rows, d]; a row shares its statistics."""
+    """Return an array of x's shape as [rows, d]; a row has one mean and one deviation."""
     groups = operator.groups(array.shape[1]) if operator.of_channels else 1
     return array.reshape(array.shape[0] * groups, -1)
 
@@ -68,7 +68,7 @@ def _x(rng: np.random.Generator, kind: str, shape: Shape) -> Float64:
 def activations() -> Float64:
     """Train the small Transformer of `examples/` for half a minute; return its residual stream.
 
-    A row is the input of the model's last norm, at a character of some windows of the text.
+    Each row is the input of the model's last norm at one character of a random window of the text.
     """
     data = corpus(installation_text()[1])
     rng = np.random.default_rng(0)

@@ -98,6 +98,6 @@ def _pair(row: Row | None) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a number with two significant digits, or as an integer if it has more."""
+    """Return a number with two significant digits; from 10 on, rounded to an integer."""
     value = float(text)
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"

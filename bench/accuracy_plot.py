@@ -2,8 +2,8 @@
 """The picture of the accuracy report: worst errors over the kinds of data.
 
 Each operator has a line of panels, each result and dtype a column, each provider a colour. A line
-joins the means; other kinds of data are single marks. Of each operator, the shape with the longest
-rows is drawn, and the activations, which have only one width.
+joins the means; other kinds of data are single marks. For each operator, the panels show the shape
+with the longest rows, and the activations, which have only one width.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _COLUMNS = (("y", "float32"), ("dx", "float32"), ("dweight", "float32"), ("dx", "bfloat16"))
 _PANEL = 2.5, 1.45  # inches, of the axes without labels
-_MARGINS = 0.65, 0.5, 0.55, 1.0, 0.6  # inches: left, between columns, lines; below, above
+_MARGINS = 0.65, 0.5, 0.55, 1.0, 0.6  # inches: left, between columns, between lines, below, above
 _FONT = 9.0  # points
-_DODGE = 0.13  # between the marks of two providers, relative to that between two kinds of data
+_DODGE = 0.13  # distance of two providers' marks, if that of two kinds of data is 1
 _TICKS = {TAILS: "tails", ACTIVATIONS: "act."} | {kind: kind.split()[1] for kind in MEANS}
 
 

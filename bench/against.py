@@ -94,9 +94,9 @@ class _Run:
         self._device, self._most = device, options.most_point
 
     def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:
-        """Time points, and return a ratio each; points beyond the limit are timed again at the end.
+        """Time points, and return their ratios; those beyond the limit are timed again at the end.
 
-        Until then, other work on the machine may have ended.
+        By then, other work on the machine may have ended.
         """
         timed = [(point, self._time(point)) for point in points]
         lost = [(point, found) for point, found in timed if found and found[0].value > self._most]
@@ -105,7 +105,7 @@ class _Run:
         return [median(found) for _, found in timed if found]
 
     def _time(self, point: grid.Point) -> list[Ratio]:
-        """Time a point, print its line, and return its ratio; empty if a call failed."""
+        """Time a point, print its line, and return its ratio in a list; empty if a call failed."""
         new, failed = engine.time_point(self._device, point, *self._timing)
         self.rows += new
         self.failures += failed
@@ -122,7 +122,7 @@ def median(found: Sequence[Ratio]) -> Ratio:
 
 
 def groups(found: Iterable[Ratio]) -> dict[str, list[Ratio]]:
-    """Group the ratios by operator, direction and dtype; add groups of small calls and of all."""
+    """Group ratios by operator, direction and dtype; also those of small calls, and all of them."""
     found = list(found)
     by_name: dict[str, list[Ratio]] = {}
     for ratio in found:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def upload(xp: Any, host: Any, repeats: int = 1) -> Any:
-    """Copy an array to the memory of `xp`, CuPy or NumPy, and keep its memory order.
+    """Copy an array to the memory of `xp`, CuPy or NumPy; its axes keep their order in memory.
 
     The array is copied as integers, because CuPy may lack its dtype. Its rows are repeated
     `repeats` times.

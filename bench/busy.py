@@ -2,8 +2,8 @@
 """`python -m bench busy`: cunorm and torch in turns on a CPU that other processes keep busy.
 
 Threads that wait for each other lose most on a machine with more work than cores. Most points are
-calls of about 0.25 ms. The exit status is 1 if one of cunorm's medians exceeds `--most` times
-torch's under the same load.
+calls of about 0.25 ms. The exit status is 1 if, under load, cunorm's median at some point exceeds
+`--most` times torch's.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _turns(
 
 
 def medians(turns: dict[str, Turn], calls: int) -> dict[str, float]:
-    """Return the median seconds of several calls by name; the calls take turns in random order."""
+    """Return each provider's median seconds of a call; the calls take turns in random order."""
     order, spent = random.Random(0), {name: [0.0] * calls for name in turns}
     for call in range(calls):
         for name in order.sample(list(turns), len(turns)):

@@ -26,15 +26,15 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# Relative to the largest value of the result. It finds gross errors; the tests have exact bounds.
+# Relative to a result's largest value. These find only gross errors; the tests have exact bounds.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
 # The largest x that is checked against the oracle. It has few rows, because torch's layer norm on a
-# CPU sums gradients of bfloat16 parameters in bfloat16: over thousands of rows they are off by a
-# tenth.
+# CPU sums gradients of bfloat16 parameters in bfloat16: with thousands of rows these sums are wrong
+# by a tenth.
 CHECKED_ROWS = 64
 CHECKED_ELEMENTS = 1 << 19
-DRAWN_ELEMENTS = 1 << 20  # or one row or sample; a power of two, like most axes of the shapes
+DRAWN_ELEMENTS = 1 << 20  # of x, or one row or sample; a power of two, like most sizes
 
 Shape = tuple[int, ...]  # (rows, width); of a group norm, (samples, channels, height, width)
 Operands = dict[str, Any]
@@ -43,7 +43,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """A public function, named by its plain form, with options."""
+    """A public function with options, named by its plain form: rms_norm, not rms_norm_forward."""
 
     name: str  # the name of the function and, after a plus, of the option
     parameters: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ def _channels_last(array: Any) -> Any:
 
 
 def checked_shape(shape: Shape) -> Shape:
-    """Return a shape's first rows or samples, on which its points are checked."""
+    """Return the shape of the first rows or samples, on which providers are checked."""
     rows = min(shape[0], CHECKED_ROWS)
     return fewer((rows, *shape[1:]), CHECKED_ELEMENTS)
 

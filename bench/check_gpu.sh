@@ -79,7 +79,7 @@ job=0 running=check_gpu.sh # the process of a step, and its name
 imports=()
 stop() { # a signal ends the step, and the script
   if ((job)) && kill -INT "$job" 2>/dev/null; then
-    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # after nohup, it ignores interrupts
+    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # under nohup, a step ignores interrupts
     wait "$job"
   fi
   kill "${imports[@]}" 2>/dev/null
@@ -95,7 +95,7 @@ trap stop INT TERM HUP
 
 begin=$(now)
 planned=0 # the latest end of the steps so far, in seconds
-step() { # NAME END COMMAND...: run a command until END at the latest, in seconds from the begin
+step() { # NAME END COMMAND...: run a command, until END seconds after the begin at the latest
   local name=$1 end=$2 start before bytes limit status took shown line
   shift 2
   if $dry_run; then
@@ -162,7 +162,7 @@ sanitize() { # TOOL END: make some calls under a tool of compute-sanitizer
   fi
 }
 
-left() { # END: seconds until shortly before the end, at least 1
+left() { # END: seconds until shortly before END, at least 1
   local seconds_left=$(((begin - $(now)) / 1000 + $(scaled $(($1 - 5)))))
   $dry_run && seconds_left=$(scaled $(($1 - 5 - planned)))
   echo $((seconds_left > 1 ? seconds_left : 1))
@@ -208,7 +208,7 @@ first_part() {
   tests tests 225
   local calls=("${run[@]}" -m bench.gpu_check --every "$every")
   sanitize memcheck 270 || step calls 270 "${calls[@]}" # at least check the results
-  say "racecheck: a hit may be no race: the tool may not know that an mbarrier waits for st.async"
+  say "racecheck: a hit need not be a race: the tool may not know that an mbarrier waits for st.async"
   sanitize racecheck 315
   time_at timings 400 cunorm,torch,cunorm-cupy "${points[@]}"
 }

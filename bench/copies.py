@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Another checkout's cunorm beside this one in a process, and the CPU for which both compile.
+"""Import another checkout's cunorm beside this one, and choose the CPU for which both compile.
 
 Modules of cunorm import each other by full name, at import time. So this checkout's modules are
 taken out of `sys.modules` while the other's are imported, and each copy gets its own modules.

@@ -2,9 +2,9 @@
 """The CPU of the timings: operands, copies and a timer.
 
 The allocator keeps freed memory, so that no timing includes page faults. All providers of a point
-have the same number of calls in a turn: the requested number, or as many copies of the same bytes
-as fit in a millisecond, at most ten. A turn of one short call would find code and data cold,
-because the other providers evict them from the caches.
+have the same number of calls in a turn: the requested number, or the number of copies of the same
+bytes that fit in a millisecond, at most ten. A turn of one short call would find code and data
+cold, because the other providers evict them from the caches.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Cpu:
     def copies(self, point: Point) -> list[Call]:
         """Return a copy that reads and writes as many bytes as the call.
 
-        It also sets the number of calls in a turn.
+        This method also sets the number of calls in a turn.
         """
         copy = make_copy(point.bytes, DTYPES[point.dtype].itemsize)
         self._calls_per_turn = self._requested_calls or _calls_per_turn(copy)

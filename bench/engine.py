@@ -27,7 +27,7 @@ from bench.rows import Row
 from bench.turns import Turn, take_turns
 
 COPY = "copy"
-HOST_ELEMENTS = 1 << 14  # the time of a call on a CPU of at most so many elements is host cost
+HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on so few elements counts as host cost
 
 
 class Device(Protocol):

@@ -20,21 +20,21 @@ from bench.ratios import Ratio, geometric_mean, points_without, ratios
 from bench.rows import Row
 
 SMALLEST = 2**20  # bytes of x; smaller calls mostly take the host's time
-SLOWEST_POINT, SLOWEST_POINT_AVX2 = 0.97, 1.0  # × torch
-HALF = 1.3  # the largest time of float16 over bfloat16's
+SLOWEST_POINT, SLOWEST_POINT_AVX2 = 0.97, 1.0  # least speed of a point, × torch's
+HALF = 1.3  # the largest ratio of float16's time to bfloat16's
 DTYPES = ("float32", "bfloat16")
 BOTH = ("forward", "backward")
 NAMED = 10  # missing points that are named; the others are counted
 
-# The least geometric means of torch's time over cunorm's: an operator or a kind of norms, the
-# directions, and the bound for each of DTYPES.
+# The least geometric means of torch's time over cunorm's. A line has an operator or kind of norms,
+# the directions, and a bound for each of DTYPES.
 SPEED = (
     ("layer_norm", ("forward",), (1.05, 1.5)),
     ("layer_norm", ("backward",), (1.4, 2.0)),
     ("rms_norm", ("forward",), (3.0, 6.0)),
     ("rms_norm", ("backward",), (6.0, 12.0)),
     ("gated norms", BOTH, (4.0, 4.0)),
-    # In float32, 2.5 would be faster than a copy if the last cache holds the arrays.
+    # In float32, 2.5 times torch's speed would be faster than a copy of arrays in the last cache.
     ("group_norm+silu", BOTH, (2.0, 2.5)),
 )
 SPEED_AVX2 = (

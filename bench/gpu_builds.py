@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench builds`: compile the kernels of a check on a GPU ahead, on all cores.
+"""`python -m bench builds`: compile on all cores, ahead, the kernels that a check on a GPU needs.
 
 `record` writes the list of builds without a GPU, in two minutes: it runs the tests marked gpu on
 the software GPU, which resembles an H100, and plans the calls of gpu_check and of the quick
@@ -36,7 +36,7 @@ from cunorm._warmup import planned
 
 LIST = Path(__file__).parent / "results" / "gpu-builds.json"
 _TESTS = ("-m", "pytest", "-q", "-p", "bench.gpu_builds", "-m", "gpu and not exhaustive")
-_NOT_OF_LIST = ("-k", "not recorded_builds")  # tests of the list would keep its old builds in it
+_NOT_OF_LIST = ("-k", "not recorded_builds")  # tests of the list load its old builds
 _NOTES = "BENCH_GPU_BUILDS"  # the file to which tests append their builds
 
 
@@ -192,4 +192,4 @@ def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild
     return planned(names, width, dtype, Device("cuda", 0), samples, options)
 
 
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # of an operator; a warmup has others
+_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed on, or under another name

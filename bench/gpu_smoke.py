@@ -34,8 +34,8 @@ from cunorm._core.tensor import Device
 FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 OPERATOR, *_ = OPERATORS  # rms_norm, whose leaves are x and weight
 DTYPE, SHAPE = "bfloat16", (300, 1024)
-WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # rows for clusters; their number in calls, and in a warmup
-# Many rows, of which a block copies the next ahead; fewer rows; rows for clusters; and samples.
+WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # width of rows for clusters; rows in calls; rows in a warmup
+# Many rows, so that blocks copy their next rows ahead; fewer rows; rows for clusters; samples.
 OF_CUPY = {
     "rms_norm": (SHAPE, (37, 1000)),
     "add_layer_norm": ((FEW_ROWS, WIDE),),
@@ -118,7 +118,7 @@ def on_torch() -> None:
 
 
 def on_another_thread() -> None:
-    """Check that a backward on another thread, after a warmup, finds room for the same clusters."""
+    """Check that, after a warmup, a backward on another thread finds room for clusters."""
     cupy, asked, ask = gpu.cupy(), [], driver.clusters_that_fit
 
     def noted(*launch: Any) -> int:
@@ -144,7 +144,7 @@ def on_another_thread() -> None:
     print("asked on the main thread, and how many clusters fit:", *asked)
     if cuda.gpu_caps(Device("cuda", 0)).features.clusters:
         assert not all(is_main for is_main, _ in asked), "the driver was not asked on the thread"
-        assert all(fit for _, fit in asked), "the driver was asked in vain"
+        assert all(fit for _, fit in asked), "the driver found no room for a cluster"
 
 
 def _with_cupy(arrays: Operands) -> Any:

@@ -147,7 +147,7 @@ class Gpu:
         return call
 
     def _queue_seconds(self, call: Call, calls: int, wait: Callable[[Any], Any] | None) -> float:
-        """Return the host's seconds for a batch of calls."""
+        """Return the seconds in which the host queues a batch of calls."""
         self._cupy.cuda.runtime.deviceSynchronize()
         start = time.perf_counter()
         for _ in range(calls):

@@ -44,12 +44,12 @@ _CPU_CHANNELS = (
     (1, 512, 64, 64),
     (8, 256, 32, 32),
 )
-_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # 16-bit x has the bytes of float32
+_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes as in float32
 
 _GPU_LEADING = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
 _GPU_ROWS = (131072, 16384, 4096, 512, 64, 8, 1)
 _GPU_WIDTHS = (64, 256, 1024, 4096, 16384, 65536, 262144)
-_GPU_ELEMENTS = (1 << 16, 1 << 28)  # the least and the most of x
+_GPU_ELEMENTS = (1 << 16, 1 << 28)  # the fewest and the most elements of x
 _GPU_CHANNELS = ((20, 128, 256, 256), *_CPU_CHANNELS)
 
 _QUICK = {
@@ -84,7 +84,7 @@ class Point:
         return bytes_moved(self.operator, self.direction, self.shape, itemsize)
 
     def with_operator(self, operator: Operator) -> Point:
-        """Return the same point of another operator."""
+        """Return the same point for another operator."""
         return replace(self, operator=operator)
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def points(
     directions: Sequence[str] = DIRECTIONS,
     dtypes: Sequence[str] = DEFAULT_DTYPES,
 ) -> Iterator[Point]:
-    """Yield the points; the first dtypes and shapes come first, because time may run out."""
+    """Yield the points by dtype, then by shape, in the given orders, because time may run out."""
     names = set(operators)
     chosen = [operator for operator in OPERATORS if operator.name in names]
     for dtype, shape in product(dtypes, shapes):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
-Calls repeat on the same arrays, with three exceptions for `rms_norm`: `out=` is new memory in each
-call, or x has another number of rows in each call, and the call is the first or the second one with
-that number. These arrays are allocated before the clock starts and stay alive, so that no address
-occurs twice.
+Calls repeat on the same arrays, with three exceptions for `rms_norm`: each call has new memory in
+`out=`; each call is the first one with its number of rows; or each call is the second one with its
+number of rows. These new arrays are allocated before the clock starts and stay alive, so that no
+address occurs twice.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
 
 
 def _cunorm_calls(operator: Operator, operands: Operands) -> dict[str, Call]:
-    """Return cunorm's calls: without out=, with it, and also with workspace= if they take it."""
+    """Return cunorm's calls: without `out=`; with it; with `workspace=`, too, if they take it."""
     forward = cases.forward(cunorm, operator, operands)
     training_forward = cases.training_forward(cunorm, operator, operands)
     saved, y = training_forward(), forward()
@@ -196,7 +196,7 @@ def _memory_timers(
 
 
 def jax_timers() -> dict[Key, Timer]:
-    """Return timers of `rms_norm` on JAX arrays; a call waits for its result. None without JAX."""
+    """Return timers of `rms_norm` on JAX arrays; a call waits for its result. {} without JAX."""
     if not find_spec("jax"):
         return {}
     import cunorm.jax
@@ -229,7 +229,7 @@ class _Empty(torch.autograd.Function):
 
 
 def autograd_timers() -> dict[Key, Timer]:
-    """Return timers of RMSNorm without recording, recorded, and with its backward."""
+    """Return timers of RMSNorm: a forward not recorded, one recorded, and one with its backward."""
     theirs = peers.torch_function(torch, RMS_NORM, WIDTH)
     found: dict[Key, Timer] = {}
     for call, function, names in (

@@ -56,7 +56,7 @@ def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
 
 
 def commit() -> str:
-    """Return the commit of the source tree; $CUNORM_COMMIT, if set, for trees without a history."""
+    """Return $CUNORM_COMMIT, for source trees without a history, or else the tree's commit."""
     return os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parent)
 
 

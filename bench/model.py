@@ -46,8 +46,8 @@ GPUS = {
 }
 MODELLED = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS.values()))
 # Warp instructions that a multiprocessor starts per clock, in all and on the pipes other than fma.
-# The guide has four schedulers, 64 threads of integers, logic and conversions to 16 bits, 16 of
-# roots, powers and other conversions, and 32 of shuffles.
+# The guide has four schedulers, and results per clock: 64 of integers, logic and conversions to 16
+# bits; 16 of roots, powers and other conversions; 32 of shuffles.
 SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
 # Seconds until all blocks of a cluster have the sums of one of them: an estimate. The latency of
 # another block's shared memory is 0.1 µs (published); the rest is waiting for the slowest block.

@@ -43,7 +43,7 @@ COLOURS = {
     "copy": "#777777",
 }
 _PANEL = 2.35, 1.75  # inches, of the axes without labels
-_MARGINS = 0.65, 1.0, 0.5, 1.1  # inches: left, between columns and right, between rows, below
+_MARGINS = 0.65, 1.0, 0.5, 1.1  # inches: left; between columns, and right; between lines; below
 _FONT = 9.0  # points
 _GAP = 0.105  # between the labels of two lines, as a fraction of a panel's height
 
@@ -185,7 +185,7 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return the providers to draw, without ungated, whose bytes differ; cunorm is on top."""
+    """Return the providers to draw, cunorm on top; not cunorm-ungated, which moves fewer bytes."""
     there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
     return sorted(there, key=lambda provider: (provider == "cunorm", provider))
 

@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> str:
     peers = [name for name in providers if name not in (base, *_NOT_PEERS)]
     lines = [_heading(base, peers), *(_line(found, base, peers) for found in timed)]
     if late := list(dict.fromkeys(row.provider for row in rows if row.by_host_clock)):
-        lines.append(f"The times of {' and '.join(late)} have the host's in them, others have not.")
+        lines.append(f"The times of {' and '.join(late)} include host time, other times do not.")
     lines += ["", "geometric means (worst points):"]
     for names, group in _groups(timed).items():
         line = f"{' '.join(names):44}".replace(" ", _GLUE) + f" {_means(group, base, peers)}"
@@ -57,8 +57,8 @@ def _wrapped(line: str) -> str:
 def _heading(base: str, peers: Sequence[str]) -> str:
     names = "".join(f" {'× ' + name:>{_width(name)}}" for name in peers)
     return (
-        f"{base}: p50 in µs, GB/s and of a copy's speed; then how many times its time the others\n"
-        f"take, and its own over that without the gate; NHWC: channels last in memory\n"
+        f"{base}: p50 in µs, GB/s, share of a copy's speed; then others' times divided by its\n"
+        f"time, and its time divided by that without the gate; NHWC: channels last in memory\n"
         f"{'operator':22} {'direction':9} {'dtype':8} {'shape':>14} {'µs':>10} {'GB/s':>7}"
         f" {'of copy':>7}{names} {'/ ungated':>9}".rstrip()
     )

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """The time of a launch, by the model of GPUs in model.py.
 
-A multiprocessor works on several teams at a time: blocks or warps that have a row, or blocks that
-have a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
+A multiprocessor runs several teams at a time: blocks or warps that have a row, or blocks that have
+a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
 stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says how many rounds
 end in a second. The prediction is the time of a copy of as many bytes divided by the launch's time.
 Four ceilings show what limits a launch. Each is a share of copy speed, and above 1 if it is not a
 limit:
 
 - issue: all work of the busiest pipe runs at full speed, without waiting;
-- overlap: no team waits while another uses memory or pipes, but each has its own latencies;
+- overlap: no team waits for memory or pipes that others use, but each has its own latencies;
 - traffic: a row that is read twice, and not from L2, moves more than the operator's bytes;
 - waves: the rounds of the average multiprocessor, divided by the rounds of the busiest.
 """
@@ -99,7 +99,7 @@ class Grid(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of a round: for memory and pipes, for which teams compete, and all others."""
+    """Seconds of a round: of memory and pipes, for which teams compete, and all other seconds."""
 
     reads: float
     writes: float
@@ -131,8 +131,8 @@ def rate(times: Times, at_once: float) -> float:
     """Return the rounds per second of a multiprocessor with `at_once` teams: mean value analysis.
 
     Memory and pipes are shared equally among the rounds that use them. A new round finds the
-    average queue of a system with one round fewer (Reiser and Lavenberg, 1980). In such a system
-    only mean times matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its
+    average queue of a system with one round fewer (Reiser and Lavenberg, 1980). Of the times,
+    only their means matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its
     writes, but the memory does not serve reads while it writes.
     """
     reading = computing = found = 0.0
@@ -147,7 +147,7 @@ def rate(times: Times, at_once: float) -> float:
 def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
     """Return the seconds of a launch, from its first load to its last store.
 
-    The busiest multiprocessor runs its rounds at its rate. The launch takes at least the time of
+    The busiest multiprocessor runs its rounds at its `rate`. The launch takes at least the time of
     all its bytes or instructions, plus the other seconds of one round.
     """
     times, at_once = times_of(gpu, one, grid)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The vector instructions that each provider uses on a CPU, and a limit on them.
 
-cunorm uses the instructions for which it is compiled. If it has no AVX-512, the other providers get
-none either, so that all are timed as on a machine without AVX-512.
+cunorm uses the instructions for which it is compiled. If these lack AVX-512, no other provider may
+use it, so that all are timed as on a machine without AVX-512.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 A thread copies its packs of a tile to shared memory and loops over them. The compiler unrolls each
 loop and adds code for the remaining packs. So several pieces of code between two barriers may
-access the packs of the same operands. Only the piece that takes most packs at a time counts, as
-often as needed for all packs of the thread. All other instructions count once. Slow paths do not
+access the packs of the same operands. Of these, only the piece that takes most packs at a time
+counts, as often as all packs of the thread need. Code without packs counts once. Slow paths do not
 count: blocks that call a function, and the shuffles of diverged warps. Code that only some warps
 run, for a group or a channel, counts as if all warps ran it.
 

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 class RowPath(NamedTuple):
-    """The instructions of a row, and those that a block runs once, around all its rows."""
+    """The instructions of a row, and those that a block runs once, before and after its rows."""
 
     row: list[Step]
     once: list[Step]
@@ -94,7 +94,7 @@ class _Finder:
         return path, None
 
     def flatten(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
-        """Return the steps of the best path through a region; for a loop, to its end."""
+        """Return the steps of the best path through a region, which is a loop if `inside`."""
         path = self.path(region, entry, region if inside else None)
         loop = region if inside else None
         return [
@@ -116,7 +116,7 @@ class _Finder:
     def path(
         self, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> list[frozenset[int]]:
-        """Return the best path from an entry to an end of the kernel; in a loop, to the entry."""
+        """Return the best path from an entry to an end of the kernel; in a loop, to its entry."""
         parts = components(region, lambda n: self._successors_in(n, region, entry, loop))
         part_of = {number: part for part in parts for number in part}
         best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {

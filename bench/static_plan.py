@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     step: int
 
 
-# In the order of `struct Arguments`: each pointer has the sizes and strides of its rows or lines.
+# In the order of `struct Arguments`: the sizes and strides of rows or lines follow each pointer.
 _ROW_OPERANDS = {
     "row_norm_forward": Rows(ForwardTypes.lines(), 6 * 8),
     "row_norm_backward": Rows(BackwardTypes.lines(), 6 * 8),
@@ -131,7 +131,7 @@ class Plan(NamedTuple):
         return min(WIDEST_ACCESS, (line & -line) * itemsize)
 
     def access_bytes(self, itemsize: int) -> int:
-        """Return the planned bytes of an access to an array as large as x, by its itemsize."""
+        """Return the planned bytes of an access to an array as large as x, from its itemsize."""
         return min(WIDEST_ACCESS, self.number("PACK") * itemsize)
 
 

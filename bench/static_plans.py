@@ -35,7 +35,7 @@ MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
 # Channels, height and width. A block holds whole groups of the smallest samples, a cluster those of
-# larger samples, for which a block may need a whole multiprocessor. The largest need two launches.
+# larger samples, whose blocks may need whole multiprocessors. The largest need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
@@ -53,7 +53,7 @@ _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    Plans with other than the default features are added if their builds differ. Plans of
+    Plans with other features than the default are added if their builds are new. Plans of
     param_grad, which many calls share, are added if their build is new.
     """
     found: dict[Plan, None] = {}

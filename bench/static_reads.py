@@ -9,7 +9,7 @@ All counts are along the path of a row (static_paths.py):
 - Instructions are the warp instructions of a row. If blocks walk several rows, each row also gets
   its share of the instructions that a block runs once. Predicated instructions count; slow paths do
   not.
-- Loads of row operands are in flight together until one of them is needed; later loads wait again.
+- Loads of row operands are in flight together until a value is needed; later loads wait again.
 """
 
 from __future__ import annotations

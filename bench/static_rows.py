@@ -41,8 +41,8 @@ class Row:
     count
         Rows or samples of x; empty if they have 2**26 elements in all.
     aligned_bytes, planned_bytes, narrowest_bytes
-        Bytes of the narrowest access to an array as large as x: that alignment allows; that the
-        plan has, for which width and registers also matter; and that was compiled. 0 without such
+        Bytes of the narrowest access to an array as large as x: as wide as alignment allows; as
+        planned, which also depends on width and registers; and as compiled. 0 without such
         arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
@@ -124,7 +124,7 @@ class Row:
         """Return the fault of loads after stores, for plans that keep rows in registers."""
         if self.regime == STREAMED or self.late_loads in ("", "0"):
             return []
-        return [f"{self.late_loads} loads stand behind the row's first store"]
+        return [f"{self.late_loads} loads come after the row's first store"]
 
 
 def measure(plan: Plan) -> list[Row]:

@@ -50,7 +50,7 @@ def disassemble(cubin: bytes) -> str:
         raise RuntimeError(MISSING)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
-        file.write_bytes(cubin + b"\0")  # CuPy cuts the last byte off, a zero
+        file.write_bytes(cubin + b"\0")  # CuPy cuts off the last byte, which is 0
         run = subprocess.run([tool, "-c", "-ndf", file], capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"{tool.name} failed: {run.stderr.strip()}")
@@ -59,7 +59,7 @@ def disassemble(cubin: bytes) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One instruction of the text."""
+    """One instruction of a disassembly."""
 
     predicate: str
     code: str

@@ -3,7 +3,7 @@
 
 `instructions` are a warp's instructions for one row, times 32, divided by the warp's elements of
 the row: a thread's instructions per element. If blocks walk several rows, the instructions that run
-once are divided among them; a forward's block takes one row.
+once are divided among these rows; a forward's block takes one row.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ KINDS = ("plain", "residual", "gated", "NHWC", "NCHW")
 
 
 def passes(row: Row) -> str | None:
-    """Return the passes of a group norm, "" of a row norm, None of a launch without a goal."""
+    """Return the passes of a group norm, "" for a row norm, None for a launch without a goal."""
     if row.kernel == PARAM_GRAD or row.step == "find":
         return None
     if not row.memory:
@@ -35,7 +35,7 @@ def _size(row: Row) -> int:
 
 
 class Goal(NamedTuple):
-    """The least share of copy speed of default plans, on GPUs that the model has."""
+    """The least share of copy speed for default plans, on GPUs that the model has."""
 
     direction: str
     least: int  # width, or elements of a sample

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench table`: cunorm and other providers as a Markdown table, from a CSV of timings.
 
-With --page, the tables of accuracy and of predictions in a page are written, too. The exit status
-is 1 if --goals finds a missed goal, or --check a difference.
+With --page, all tables of a page are rewritten, also those of accuracy and of predictions. The exit
+status is 1 if --goals finds a missed goal, or --check a difference.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _write(path: Path, peer: str, *, only_compare: bool) -> int:
 
 
 def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
-    """Return a page's text with every table made again from its CSV in that folder."""
+    """Return a page's text with every table made again from its CSV, a path from `folder`."""
     if not text.count("-table: ") == len(_BLOCK.findall(text)) > 0:
         raise ValueError(
             "expected <!-- cpu-table: CSV --> or the like on a line, and <!-- end --> after it"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench [time]`: cunorm and other providers, checked and timed in turns.
 
-Each provider is first checked against the oracle, on some rows of its operands. The table goes to
+Each provider is first checked against the oracle, on some rows of the operands. The table goes to
 standard output, the rows to a CSV.
 """
 
@@ -187,9 +187,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--calls",
         type=arguments.count,
-        help="calls in a turn on a CPU; default: as many copies as fit in 1 ms, up to 10",
+        help="calls in a turn on a CPU; default: the number of copies that fit in 1 ms, at most 10",
     )
-    march_help = "compile cunorm for this -march; without AVX-512, the others use none, too"
+    march_help = "compile cunorm for this -march; if it lacks AVX-512, the others do not use it"
     add("--march", help=f"{march_help}; default: native")
     add("--threads", type=arguments.count, default=thread_count(), help="threads on a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")

@@ -162,7 +162,7 @@ def _put(cupy: Any, array: Any, *, last: bool) -> Any:
 
 
 def _saved(operator: Operator, operands: Operands) -> tuple[Any, dict[str, Any]]:
-    """Return the normalised array and its statistics, as a forward returns them."""
+    """Return the array that a forward normalises, and the statistics that it returns."""
     saved = training_forward(reference, operator, operands)()
     stream = operands["x"]
     if operator.has_residual:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def array_module(device: str | None) -> Any:
-    """Return NumPy for "cpu" and CuPy for "cuda"; for None, CuPy if there is a device."""
+    """Return NumPy for "cpu" and CuPy for "cuda"; for None, CuPy if there is a GPU."""
     if device == "cpu":
         return np
     try:

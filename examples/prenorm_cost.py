@@ -24,7 +24,7 @@ DIRECTIONS = ("forward", "backward", "both")
 
 
 class Recorded(NamedTuple):
-    """A layer that returns recorded arrays, so that the time is that of norms and additions."""
+    """A layer that returns recorded arrays, so that only norms and additions take time."""
 
     weight: Array
     branch: Array
@@ -53,7 +53,7 @@ def bytes_moved(depth: int, elements: int, size: int) -> Costs:
     norm_backward = (size + stream) + stream  # reads dy and the stream, writes dx
     fused_backward = (size + 2 * stream) + stream  # also reads d_residual
     d_addition = 2 * stream + stream
-    rounding = stream + size if size < stream else 0  # d_stream to the branch's dtype
+    rounding = stream + size if size < stream else 0  # of d_stream to the branch's dtype
     rounded = size if size < stream else 0  # fused_backward writes the rounded gradient, too
     per_element = {
         "naive": (
@@ -108,12 +108,12 @@ def now(xp: Any) -> float:
 
 
 def with_sums(costs: Costs) -> dict[str, tuple[float, float, float]]:
-    """Return the costs of each variant forward, backward and together."""
+    """Return the costs of each variant: of the forward, of the backward, and their sum."""
     return {name: (*pair, sum(pair)) for name, pair in costs.items()}
 
 
 def saved_percent(costs: Costs) -> list[float]:
-    """Return the savings of the fused variant forward, backward and together, in percent."""
+    """Return the savings of the fused variant in percent: forward, backward and both together."""
     pairs = zip(*with_sums(costs).values(), strict=True)
     return [100 * (1 - fused / naive) for naive, fused in pairs]
 

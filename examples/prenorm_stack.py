@@ -96,7 +96,7 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the input, and of each layer's weight, y and matrix, from last to first."""
+    """Gradients of the input, and of weight, y and matrix from the last layer to the first."""
 
     x: Array
     weights: list[Array]
@@ -196,7 +196,7 @@ def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer],
 def run(
     variant: Variant, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
 ) -> dict[str, list[Array]]:
-    """Return all results of a variant by name; results of layers are from last to first."""
+    """Return all results of a variant by name, those of layers from the last to the first."""
     saved = variant.forward(layers, x, dtype)
     gradients = variant.backward(layers, saved, d_output)
     return {

@@ -8,8 +8,8 @@
 //
 // V is float or double; on a CPU it is a SIMD vector of either. A build selects a struct by its
 // name. The complement 1 - s(z) is not computed by subtraction, so it stays accurate in the tails.
-// If s(z) or the complement is subnormal or close to that, it loses digits or becomes 0. At an
-// infinity the derivative is its limit, but silu's is NaN where results have 16 bits. NaN gives
+// If s(z) or the complement is subnormal or nearly so, it loses digits or becomes 0. At an infinity
+// a derivative is its limit, but silu's derivative is NaN where results have 16 bits. NaN gives
 // NaN. Compilers drop the value or the derivative where a kernel does not use it.
 #pragma once
 #include "math.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Group norm, backward: dx, and for each part of each sample partial sums for dweight and dbias.
+// Group norm, backward: dx, and partial sums for dweight and dbias for each part of each sample.
 //
 //   p  = x - mean,   n = weight * p * rstd + bias    recomputed: only mean and rstd are saved
 //   h  = dy * g'(n)                                  g: the activation
@@ -11,7 +11,7 @@
 //   correction = mean of p,   r = (p - correction) * rstd
 //
 // As in the forward, each part's sums are found and then combined. Each part also writes a row of
-// sums for dweight (at first of h * p) and a row for dbias; param_grad.cu adds up the rows.
+// sums for dweight (first the sums of h * p) and a row for dbias; param_grad.cu adds up the rows.
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -43,7 +43,7 @@ enum GroupFactors { FactorOfP, Offset, Correction };  // factors of a group, for
 
 template <class B>
 struct Inputs {
-  TilePacks<B, typename B::dy_t, true> dy;  // only h needs it
+  TilePacks<B, typename B::dy_t, true> dy;  // only h is computed from it
   TilePacks<B, typename B::x_t> x;
   TileItems<B> h;
 };

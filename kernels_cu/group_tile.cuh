@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A block's tile of a sample: one part (some positions) of one unit (some whole groups). Its packs
-// are in shared memory. A thread has packs of the same channels at several positions. If a group
-// has more channels than the threads of a block can take, a part has only some of the channels.
+// A block's tile of a sample: one part (some positions) of one unit (some whole groups). The tile's
+// packs are in shared memory. A thread has packs of the same channels at several positions. If a
+// group has more channels than a block's threads can take, a part has only some of the channels.
 //
 // If one launch makes all passes, a cluster's blocks have a unit's parts and send each other their
 // sums; else a launch stores its sums for the next launch. The CPU build replaces this file.
@@ -356,13 +356,13 @@ struct GroupTeam {
   }
 };
 
-// A group of the tile, whose parts a warp combines.
+// A group of the tile. One warp combines the group's parts.
 template <class B>
 struct Group {
   using C = typename B::compute_t;
   struct Part {
     Pack<C, 3> values;
-    C count, mean;  // the number of its elements; values.item[0] / count
+    C count, mean;  // the number of elements; values.item[0] / count
   };
   const GroupTeam<B>& team;
   int group, lane = threadIdx.x % 32;

@@ -2,8 +2,8 @@
 // Kernels compute on items: an item is a number on a GPU, a SIMD vector on a CPU.
 //
 // Kernels use the names below. Each machine defines them: a GPU in these files, a CPU in files of
-// the same name in cunorm/_backends/cpu/include/host (the names of items.cuh in memory.cuh). All
-// other names are shared, or are private to one machine.
+// the same name in cunorm/_backends/cpu/include/host, where memory.cuh defines the names of
+// items.cuh. All other names are shared, or are private to one machine.
 //
 //   items.cuh       Item Items items_per_pack broadcast
 //   memory.cuh      LoadedPack load_pack OutputPack for_each_part for_each_item read write

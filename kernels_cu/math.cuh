@@ -75,7 +75,7 @@ __device__ inline Logistic<V> logistic(V v) {
 }
 
 // Returns 1 / sqrt(v), rounded about once: the hardware's approximation and a Newton step with the
-// rounding error of the product. At zero and infinity the approximation is exact, the step NaN.
+// rounding error of the product. At zero and infinity the approximation is exact and the step NaN.
 __device__ inline float reciprocal_root(float v) {
   const float approximation = rsqrtf(v), product = v * approximation;
   const float lost = fma(v, approximation, -product);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Adds up the blocks' partial sums to dweight and dbias, in a fixed order, and rounds once. Two
+// Adds up the blocks' partial sums for dweight and dbias, in a fixed order, and rounds once. Two
 // parts or more are added up in float64, because there may be thousands.
 //
 // A block takes some columns of one of the two gradients. Its threads form part_threads rows of

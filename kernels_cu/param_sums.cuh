@@ -16,7 +16,7 @@
 
 inline constexpr int max_recent_rows = 32;
 
-// Adds to a pack of the row of partial sums. Unless `begun`, the row holds no sums yet.
+// Adds to a pack of the row of partial sums. If `begun` is false, the row holds no sums yet.
 template <class B, class C>
 __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> sums, bool begun) {
   const auto before = load_where<B>(at.live && begun, row + at.column);
@@ -173,7 +173,7 @@ struct ParamSums {
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);
   }
-  // Call it after each row.
+  // Call this after each row.
   __device__ void end_row(const Walk<B>& walk) {
     dweight.end_row();
     dbias.end_row();

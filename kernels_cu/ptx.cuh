@@ -33,7 +33,7 @@ __device__ inline void prefetch_pack(const void* global) {
 // of _core/build.py), the second launch begins while the first still runs.
 
 // Once each block of the first launch has called this or ended, the second launch may begin. Builds
-// without a second launch do not call it: an unrelated next kernel may not wait before it reads.
+// without a second launch do not call it: the next kernel is unrelated, and might read too early.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -68,7 +68,7 @@ __device__ inline void async_copy(void* shared, const void* global) {
 // Ends a group, which may be empty.
 __device__ inline void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for all groups but the newest `pending`.
+// Waits for all groups except the `pending` newest groups.
 template <int pending>
 __device__ inline void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

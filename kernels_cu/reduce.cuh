@@ -21,7 +21,7 @@ struct ItemReduction {
     static_assert(same_type<Op, Sum>, "a product is added");
     values.item[at.index] = fma(a, b, values.item[at.index]);
   }
-  // Returns the result over all items. It overwrites the values.
+  // Returns the result over all items, and overwrites the values.
   __device__ Item<B> result() {
     fold<items_per_pack<B> / 2>();
     return values.item[0];
@@ -70,8 +70,8 @@ __device__ constexpr int lanes_for(int values) {
   return lanes;
 }
 
-// Values that a block's warps exchange. Reductions alternate between two halves, so one barrier
-// each is enough: a warp may write its next values while another still reads the previous values.
+// Values that a block's warps exchange. Reductions alternate between two halves, so each needs
+// only one barrier: a warp may write its next values while another warp still reads the previous.
 template <class C, int warps>
 struct BlockScratch {
   static constexpr int max_values = 3;
@@ -131,7 +131,7 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   for (int first = 0; first < senders; first += lanes)
     if (const int from = first + lane % lanes; from < senders)
       unrolled<n>([&](int i) { v.item[i] = Op::of(v.item[i], values[from][i]); });
-  __syncwarp();  // the warp has read them before it sends again
+  __syncwarp();  // the warp reads all values before it sends again
   return warp_all_reduce<lanes, Op>(v);
 }
 
@@ -161,7 +161,7 @@ struct Team {
       return threadIdx.x % threads;
   }
 
-  // Completes reductions by one operation over the team. Every thread gets the results.
+  // Completes reductions, all by the same operation, over the team. Every thread gets the results.
   template <class First, class... Others>
   __device__ Pack<C, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
     using Op = typename First::Operation;

@@ -17,7 +17,7 @@
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
-// Each block sums for dweight and dbias over the rows that it walks, and writes one row of partial
+// Each block adds up dweight and dbias over the rows that it walks, and writes one row of partial
 // sums (param_sums.cuh). param_grad.cu adds up these rows in a fixed order. Operands that no wanted
 // gradient needs are absent.
 #include "math.cuh"
@@ -38,7 +38,7 @@ struct Build : RowBuild {
   // Whether the kernel reduces over a row. If not, the first pass over the row computes nothing.
   static constexpr bool reduces = center || dp;
   static constexpr int stages = STAGES;                   // rows copied ahead to shared memory
-  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether there is room
+  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether the sums fit there
 };
 
 template <class B>
@@ -72,7 +72,7 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
   return activated;
 }
 
-// The operands that have one element for each row. load() loads only the needed ones.
+// The operands that have one element for each row. load() loads only those that are needed.
 template <class B>
 struct RowScalars {
   typename B::compute_t rstd = 0, mean = 0;
@@ -146,7 +146,7 @@ struct BackwardRow {
     return gates;
   }
 
-  // Adds a pack to the sums over the row. Returns its gates, which a CPU may keep.
+  // Adds a pack to the sums over the row. Returns the pack's gates, which a CPU may keep.
   template <class At>
   __device__ GatePack<B> add_to(ItemSums<B> (&sums)[3], At at,
                                 const Parameters<B>& parameters) const {

@@ -139,8 +139,8 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   const auto columns = place.columns();
   ForwardRow<B> row(arguments, place);
 
-  // Load. Compilers move loads, but not prefetches, down to where they are needed. In a short grid,
-  // late operands are prefetched, so that all loads wait for memory at the same time.
+  // Load. Compilers move a load, but not a prefetch, down to where its value is needed. In a short
+  // grid, operands that are needed late are prefetched: all loads then wait at the same time.
   if (place.walk.is_short()) {
     row.parameters.weight.prefetch(columns);
     row.parameters.bias.prefetch(columns);

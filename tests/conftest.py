@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Skips tests marked gpu without a GPU, sets each test's optimisation level, counts builds."""
+"""Hooks: skip tests marked gpu if there is no GPU, set optimisation levels, count builds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _no_software_gpu = ""  # why the software GPU is not available
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Collect no doctests here: their collector skips a module that cannot be imported."""
+    """Collect no doctests in tests/: their collector would skip modules that fail to import."""
     found = yield
     return [collector for collector in found if type(collector) is pytest.Module]
 
@@ -61,7 +61,7 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_configure() -> None:
-    """Load the software GPU if there is no other, for this process and its children."""
+    """If there is no real GPU, load the software GPU, for this process and its children."""
     global _no_software_gpu
     real_gpu.prepare_jax()
     _no_software_gpu = softgpu.unavailable()
@@ -72,7 +72,7 @@ def pytest_configure() -> None:
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         _no_software_gpu = f"the software GPU is not built: {error}"
     else:
-        internals._driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
+        internals._driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # instead of libcuda.so.1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Torch's own operations, eager and compiled, and the base of providers with its autograd."""
+"""Torch's own operations, eager and compiled, and the base of providers that use its autograd."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Torch(Autograd):
 
 
 class TorchCompile(Torch):
-    """The same operations, compiled by torch.compile."""
+    """Torch's operations, compiled by torch.compile."""
 
     name = "torch.compile"
 

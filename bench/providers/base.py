@@ -19,7 +19,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 def require_gpu(arrays: str) -> None:
-    """Raise ImportError if the framework of one of VIEWS cannot use a GPU."""
+    """Raise ImportError if the framework of `arrays`, a key of VIEWS, cannot use a GPU."""
     if arrays in ("torch", "jax"):  # JAX gets CuPy's arrays through torch
         import torch
 

@@ -22,7 +22,7 @@ class Cunorm(Provider):
         self.copy = copy
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
-        """Return calls of the plain form, or of the backward of a `_forward`."""
+        """Return calls of the plain form, or of `_backward` after an untimed `_forward`."""
         if direction == "forward":
             return [cases.forward(self.copy, operator, operands) for operands in sets]
         saved = [cases.training_forward(self.copy, operator, operands)() for operands in sets]
@@ -35,7 +35,7 @@ class Cunorm(Provider):
 
 
 class Ungated(Cunorm):
-    """cunorm without the gate, for operators that have one: it shows the cost of the gate."""
+    """cunorm without the gate, for operators that have a gate: this shows the gate's cost."""
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
         """Whether the operator has a gate."""

@@ -23,7 +23,7 @@ class Traced(Provider):
     wait = staticmethod(jax.block_until_ready)
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether JAX has the memory order: the order of its axes is always that in memory."""
+        """Whether JAX has the memory order: its arrays lie in memory in the order of their axes."""
         return operator.memory != "NHWC"
 
     @abstractmethod

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Types, plans and errors; imports nothing of ours outside it."""
+"""Types, plans and errors. This package imports no other part of cunorm."""

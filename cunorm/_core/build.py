@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is compiled (KernelBuild), how it is launched (Launch), and its arguments (KernelArgs)."""
+"""The builds of kernels (KernelBuild), their launches (Launch) and their arguments (KernelArgs)."""
 
 import math
 import struct
@@ -13,21 +13,21 @@ from cunorm._core.dtypes import FLOAT64, DType
 
 Macros = tuple[tuple[str, str], ...]
 
-# Stores that bypass a CPU's caches are faster if rows are whole cache lines, and a call moves this
-# share of the last cache or so many bytes. Measured with two cores and 32 MiB of cache.
+# Stores that bypass a CPU's caches are faster if rows are whole cache lines, and if a call moves
+# _LARGE bytes or this share of the last cache. This was measured on 2 cores with 32 MiB of cache.
 _LARGE_SHARE, _LARGE, _CACHE_LINE = 0.75, 64 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
 class KernelBuild:
-    """A kernel and the macros that specialise it; `kernel` names the source and its entry point."""
+    """A kernel and its macros; `kernel` is the name of its source file and of its entry point."""
 
     kernel: str
     macros: Macros
 
     @property
     def cluster(self) -> int:
-        return int(dict(self.macros).get("CLUSTER", 1))  # blocks
+        return int(dict(self.macros).get("CLUSTER", 1))  # the number of blocks
 
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
@@ -35,46 +35,46 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A build, and how many blocks of how many threads to start."""
+    """A build, the number of blocks to start, and the number of threads of a block."""
 
     build: KernelBuild
     grid: int
     block: int
-    parts: int = 0  # rows of partial sums for each parameter, in a row_norm_backward
+    parts: int = 0  # rows of partial sums for each parameter, in row_norm_backward
     sums_pitch: int = 0  # elements from one of these rows to the next
     shared: int = 0  # bytes of shared memory of a block, besides what its kernel declares
-    dependent: bool = False  # may begin before the previous launch ends; its kernel waits for that
+    dependent: bool = False  # may begin before the previous launch ends; its kernel then waits
 
     @property
     def sums_size(self) -> int:
-        return self.parts * self.sums_pitch  # elements, for one parameter
+        return self.parts * self.sums_pitch  # the elements for one parameter
 
 
 class KernelArgs(NamedTuple):
     """The bytes of a kernel's argument struct, for arrays at address 0."""
 
     data: bytes
-    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address to add to it
-    sized: tuple[int, ...] = ()  # the words that follow from the number of rows
+    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
+    sized: tuple[int, ...] = ()  # the words that depend on the number of rows
 
 
 class ArgsWriter:
-    """Writes an argument struct, all of whose fields have eight bytes."""
+    """A writer of an argument struct in which every field has eight bytes."""
 
     def __init__(self, slots: dict[str, int]) -> None:
-        self._slots = slots  # by the names of the arrays that are present
+        self._slots = slots  # the keys are the names of the arrays that are present
         self._words: list[int] = []
         self._relocations: list[tuple[int, int]] = []
         self._sized: list[int] = []
 
     def pointer(self, name: str) -> None:
-        """Write the address of an array; null if it is absent."""
+        """Write the address of an array, or null if the array is absent."""
         if name in self._slots:
             self._relocations.append((len(self._words), self._slots[name]))
         self._words.append(0)
 
     def pointers_into_workspace(self, offsets: Iterable[int | None]) -> None:
-        """Write the addresses at byte offsets in the workspace; null for None."""
+        """Write the address at each byte offset in the workspace, or null for None."""
         for offset in offsets:
             if offset is not None:
                 self._relocations.append((len(self._words), self._slots["workspace"]))
@@ -85,7 +85,7 @@ class ArgsWriter:
         self._words += values
 
     def sized(self, value: int) -> None:
-        """Write an integer that follows from the number of rows."""
+        """Write an integer that depends on the number of rows."""
         self._sized.append(len(self._words))
         self._words.append(value)
 
@@ -95,14 +95,14 @@ class ArgsWriter:
 
 
 def numbers_of(compute: DType, numbers: Iterable[float]) -> bytes:
-    """Return each number as a `Number` of types.cuh; too large numbers become infinite."""
+    """Return each number as a `Number` of types.cuh; a number that is too large becomes inf."""
     if compute is FLOAT64:
         return array("d", numbers).tobytes()
     return array("f", [half for number in numbers for half in (number, 0.0)]).tobytes()
 
 
 def cuda_type(dtype: DType | None) -> str:
-    """Return the name of a dtype in the sources; None is the dtype of an absent operand."""
+    """Return the name of a dtype in the sources, "absent" for None."""
     return "absent" if dtype is None else dtype.cuda
 
 
@@ -111,9 +111,9 @@ def cuda_bool(value: bool) -> str:
 
 
 class StreamingStores(NamedTuple):
-    """The number of elements from which results bypass a CPU's caches, and the macro for that."""
+    """The least number of elements for stores that bypass a CPU's caches, and their macro."""
 
-    least_elements: float  # in all rows
+    least_elements: float  # counted over all rows
     macros: Macros
 
     def at(self, elements: int) -> Macros:
@@ -127,9 +127,9 @@ def streaming_stores(
     compute: DType,
     caps: CpuCaps,
 ) -> StreamingStores:
-    """Return the rule for a kernel whose operands and results have these dtypes; None is absent.
+    """Return the limit and the macro for a kernel with operands and results of these dtypes.
 
-    Lines of `line` elements must be whole cache lines.
+    A dtype of None is that of an absent array. Lines of `line` elements must be whole cache lines.
     """
     written = [dtype for dtype in results if dtype is not None]
     element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)

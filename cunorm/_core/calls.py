@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the plans of both families have in common: checked operands, and a kernel with its Plan."""
+"""What the plans of both families share: checks of operands, and a kernel with its Plan."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,31 +42,31 @@ Outputs = tuple[OutputSpec, ...]
 
 @dataclass(frozen=True)
 class CallGeometry:
-    """How x falls into rows, or into groups: the shapes of the operands, and where lines lie.
+    """The division of x into rows or groups: the operands' shapes, and where lines are in memory.
 
-    A line is a row, or what a group norm's kernel walks. Parameters and statistics are contiguous.
+    A line is a row, or in a group norm a run of x. Parameters and statistics are contiguous.
     """
 
-    float64_source: ClassVar[str]  # one of these in float64 makes the compute type float64
+    float64_source: ClassVar[str]  # names, for errors, the arrays that decide the compute type
     absent: ClassVar[tuple[int, ...]]  # the layout of an absent operand
 
-    shape: Shape  # of x
+    shape: Shape  # the shape of x
     compute: DType
 
     @property
     def copy_axes(self) -> tuple[int, ...] | None:
-        """The order of axes in the copy of an operand like x; None is C order."""
+        """Return the order of axes in the copy of an operand like x; None is C order."""
         return None
 
     def shape_of(self, kind: Kind) -> Shape:
         raise NotImplementedError
 
     def hint(self, kind: Kind) -> str:
-        """Return the end of an error for a wrong shape: what it has to match."""
+        """Return the end of the error for a wrong shape, which says what the shape has to match."""
         raise NotImplementedError
 
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
-        """Return where the lines of an array like x are; None where kernels cannot follow."""
+        """Return where the lines of an array like x are, None if kernels cannot follow them."""
         raise NotImplementedError
 
     def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
@@ -77,7 +77,7 @@ class CallGeometry:
         return contiguous(self.shape_of(kind), dtype, x.device)
 
     def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
-        """Return where the lines of an operand like x, or of its copy, are."""
+        """Return where the lines of an operand like x are, or those of its copy if it is copied."""
         if spec is None:
             return self.absent
         return self.layout(spec) or present(self.layout(spec.dense(self.copy_axes)))
@@ -86,7 +86,7 @@ class CallGeometry:
 def check_operand(
     function: str, argument: str, slot: Slot, spec: OptionalSpec, geometry: CallGeometry
 ) -> None:
-    """Check an operand's shape, and a statistic's dtype."""
+    """Check the shape of an operand, and the dtype of a statistic."""
     shape, hint = geometry.shape_of(slot.kind), geometry.hint(slot.kind)
     if spec is not None and argument in ("gate", "residual") and _is_narrower(spec.shape, shape):
         hint += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
@@ -96,13 +96,13 @@ def check_operand(
 
 
 def _is_narrower(shape: Shape, full: Shape) -> bool:
-    """Whether an array of a shape would be broadcast to the full one."""
+    """Return whether broadcasting would expand an array of `shape` to the shape `full`."""
     sizes = zip(shape[::-1], full[::-1], strict=False)
     return len(shape) <= len(full) and all(size in (1, full_size) for size, full_size in sizes)
 
 
 def by_name(types: type[KernelTypes], specs: OptionalSpecs) -> tuple[Specs, Specs]:
-    """Return a call's inputs and given results by the kernels' names."""
+    """Return a call's inputs and its given results, both by the names that kernels use."""
     count = len(types.inputs)
     return named(types.inputs, specs[:count]), named(types.results, specs[count:])
 
@@ -117,7 +117,7 @@ def check_inputs(
 def check_results(
     spec: OpSpec, types: type[KernelTypes], inputs: Specs, given: Specs, geometry: CallGeometry
 ) -> tuple[Specs, Outputs]:
-    """Check given results and all devices; return all results, and those to allocate."""
+    """Check given results and all devices; return all results, and the results to allocate."""
     function, x, results = spec.function, present(inputs["x"]), {**given}
     for argument, slot in zip(spec.output_names, types.results, strict=True):
         output = given[slot.name]
@@ -145,7 +145,7 @@ class BackwardSpec(OpSpec, Protocol):
 def check_gradients(
     spec: BackwardSpec, types: type[KernelTypes], inputs: Specs, given: Specs
 ) -> None:
-    """Check that a backward has the gradients given, and is given those to which it adds."""
+    """Check that a backward has the gradients that are given, and is given sums to add to."""
     for slot in types.results:
         operand = operand_of(slot)
         if operand not in spec.needs or inputs[operand] is None:
@@ -159,7 +159,7 @@ def check_gradients(
 def accumulators(
     spec: BackwardSpec, results: tuple[Slot, ...], operands: Specs, dtype: DType
 ) -> list[OptionalSpec]:
-    """Return given results: of this dtype for the sums to which a backward adds, else None."""
+    """Return specs of given results: in `dtype` for sums to which a backward adds, else None."""
 
     def given(slot: Slot) -> OptionalSpec:
         operand = operand_of(slot)
@@ -175,13 +175,13 @@ GeometryT = TypeVar("GeometryT", bound=CallGeometry)
 
 
 class Kernel(Generic[TypesT, GeometryT]):
-    """A kernel with its operands, for arrays anywhere."""
+    """A kernel with its operands, without the addresses of arrays."""
 
     def __init__(
         self,
         types: TypesT,
         geometry: GeometryT,
-        operands: Specs,  # None where the kernel does not read one
+        operands: Specs,  # None for an operand that the kernel does not read
         numbers: tuple[float, ...] = (),
         *,
         accumulate: bool = False,
@@ -189,7 +189,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         self.types, self.geometry, self.numbers = types, geometry, numbers
         self._operands = operands
         self.slots = slots_by_name(operands)
-        # A RowLayout or Lines for each operand like x.
+        # The values are a RowLayout or Lines.
         self.layouts: dict[str, Any] = {
             name: geometry.layout_of_input(operands[name]) for name in types.lines()
         }
@@ -199,7 +199,7 @@ class Kernel(Generic[TypesT, GeometryT]):
     def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
         """Return a writer of `struct Arguments` that has written all arrays but the workspace.
 
-        `sums` are where those for dweight and dbias begin in the workspace, in bytes.
+        `sums` are the byte offsets in the workspace of the partial sums for dweight and dbias.
         """
         writer, types = ArgsWriter(self.slots), self.types
         for name, layout in self.layouts.items():
@@ -218,12 +218,12 @@ class Kernel(Generic[TypesT, GeometryT]):
         self,
         inputs: Specs,
         outputs: Outputs,
-        lower: Callable[..., Any],  # of this kernel, caps and alignments
+        lower: Callable[..., Any],  # takes this kernel, caps and alignments
         workspace_bound: Callable[[Caps | None], int],
         aliases: Aliases,
         shared: SharedOutputs = (),
     ) -> Plan:
-        """Return the Plan of a call; `inputs` are all, also those that the kernel does not read."""
+        """Return the Plan of a call; `inputs` also has the inputs that the kernel does not read."""
         specs = tuple((self._operands | inputs).values())
         has_work = prod(self.geometry.shape) or self.params.outputs
         return Plan(
@@ -238,7 +238,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         )
 
     def _copies(self) -> Iterator[InputCopy]:
-        """Yield the inputs whose strides the kernel cannot follow."""
+        """Yield an InputCopy for each input with strides that the kernel cannot follow."""
         geometry = self.geometry
         for number, slot in enumerate(self.types.inputs):
             spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The capabilities of a device, on which launch plans depend, and the GPU features that plans use.
 
-The tests interpret the PTX of kernels that use features. No GPU has run them yet.
-`CUNORM_FEATURES=none` in the environment turns features off; a list of names turns on only those.
+The tests interpret the PTX of kernels that use features. No GPU has run these kernels yet. The
+environment variable `CUNORM_FEATURES` lists the features to use, or is `none`.
 """
 
 import os
@@ -10,24 +10,24 @@ from typing import NamedTuple
 
 _VARIABLE = "CUNORM_FEATURES"
 PORTABLE_CLUSTER = 8  # the cluster size, in blocks, that every GPU with clusters supports
-# A backward uses at most so many multiprocessors, so that memory for partial sums can be planned
-# before the GPU is known. Today's GPUs have fewer.
+# A backward uses at most this number of multiprocessors, so that the memory for partial sums can
+# be planned before the GPU is known. Today's GPUs have fewer.
 MAX_SMS = 256
 MIN_ASYNC_COPY_BYTES = 4
 
 
 class Features(NamedTuple):
-    clusters: bool = False  # blocks share a row or groups, and need not read x twice
-    async_copies: bool = False  # samples and later rows are copied during other work
-    largest_cluster: int = 16  # blocks; halved while the driver has no room
-    programmatic_launches: bool = False  # a kernel starts, and then waits for the previous launch
+    clusters: bool = False  # blocks share a row or groups, so they need not read x twice
+    async_copies: bool = False  # the GPU copies samples and later rows during other work
+    largest_cluster: int = 16  # the number of blocks; it is halved while the driver has no room
+    programmatic_launches: bool = False  # a kernel starts early and waits for the previous launch
 
 
 class GpuCaps(NamedTuple):
     sm_count: int
-    compute_capability: str  # "90" is 9.0
+    compute_capability: str  # for example "90", which is 9.0
     max_threads_per_sm: int
-    shared_memory_per_block_optin: int  # bytes that a launch may give a block
+    shared_memory_per_block_optin: int  # the most bytes for a block
     shared_memory_per_sm: int
     l2_bytes: int
     features: Features
@@ -40,7 +40,7 @@ class CpuCaps(NamedTuple):
 Caps = CpuCaps | GpuCaps
 
 NONE = Features()
-# The lowest compute capability with a feature, and where it is used by default; 90 is 9.0.
+# The lowest compute capabilities with a feature, and those that use it by default; 90 is 9.0.
 MIN_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
 _BY_DEFAULT = {
     "clusters": range(90, 110),
@@ -50,7 +50,7 @@ _BY_DEFAULT = {
 
 
 def features_of(compute_capability: str) -> Features:
-    """Return the features that plans for a GPU use; its compute capability "90" is 9.0."""
+    """Return the features that plans for a GPU use; the compute capability "90" is 9.0."""
     named, number = _named(), int(compute_capability)
 
     def is_used(name: str) -> bool:
@@ -62,7 +62,7 @@ def features_of(compute_capability: str) -> Features:
 
 
 def describe_feature(name: str) -> str:
-    """Describe on which GPUs a feature is used, and how it was tested."""
+    """Describe the GPUs on which a feature is used, and how the feature was tested."""
     named, since, used = _named(), MIN_CAPABILITY[name] / 10, _BY_DEFAULT[name]
     if named is not None:
         state = f"on from compute capability {since}" if name in named else "off"
@@ -75,7 +75,7 @@ def describe_feature(name: str) -> str:
 
 
 def _named() -> set[str] | None:
-    """Return the features that the environment variable names, None if it is not set."""
+    """Return the features that the environment variable names, or None if it is not set."""
     names = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} - {""}
     features = names - {"none"}
     if unknown := features - set(MIN_CAPABILITY):

@@ -9,17 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type. There are four, which are compared by identity."""
+    """One of the four storage types. Each of them is a single object, compared by identity."""
 
     name: str
-    cuda: str  # its name in the CUDA sources
+    cuda: str  # the type's name in the CUDA sources
     itemsize: int
 
     def __str__(self) -> str:
         return self.name
 
     def __reduce__(self) -> str:
-        return self.name.upper()  # a copy is the type itself
+        return self.name.upper()  # copy and pickle return the type itself
 
 
 FLOAT16 = DType("float16", "fp16", 2)
@@ -32,13 +32,13 @@ ALLOWED = "float16, bfloat16, float32 or float64"
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
 }
-# The keys are dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs, because
-# only then ml_dtypes is needed.
+# The keys are the dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs,
+# because it needs ml_dtypes.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
 def promoted(a: DType, b: DType) -> DType:
-    """Return the type of a sum; that of float16 and bfloat16 is float32."""
+    """Return the type of a sum of two types; for float16 and bfloat16 it is float32."""
     if a is b:
         return a
     return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
@@ -49,12 +49,12 @@ def compute_type(*dtypes: DType | None) -> DType:
 
 
 def pass_hint(argument: str, instead: str) -> str:
-    """Return the end of an error text: what to pass. Outputs, which cannot be copies, have none."""
+    """Return the end of an error, which says what to pass; it is empty for outputs."""
     return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"
 
 
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
-    """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
+    """Return the storage type of an array's NumPy dtype."""
     dtype = _FROM_NUMPY.get(numpy)
     if dtype is not None:
         return dtype
@@ -89,20 +89,20 @@ def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | 
 
 
 def _name(spec: object) -> str | None:
-    """Return the name of a dtype in its library, None for other objects."""
+    """Return the name that a dtype has in its library, or None for an object of another kind."""
     if isinstance(spec, str):
         return spec
     if type(spec).__module__.partition(".")[0] == "torch":
         return str(spec).removeprefix("torch.")
     if isinstance(spec, type) and (issubclass(spec, np.generic) or hasattr(spec, "dtype")):
-        spec = np.dtype(spec)  # np.float32, ml_dtypes.bfloat16, jax.numpy.float32
+        spec = np.dtype(spec)  # for example np.float32, ml_dtypes.bfloat16, jax.numpy.float32
     if isinstance(spec, np.dtype):
         return str(spec.name if spec.isnative else spec.str)
     return None
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy dtype of a storage type; for bfloat16, ml_dtypes must be installed."""
+    """Return the NumPy dtype of a storage type; bfloat16 needs ml_dtypes."""
     if dtype not in _NUMPY:
         try:
             import ml_dtypes

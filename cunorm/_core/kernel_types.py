@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The dtypes of the operands that a kernel is built for."""
+"""The dtypes of the operands for which a kernel is built."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -15,16 +15,16 @@ T = TypeVar("T", bound="KernelTypes")
 
 
 def type_macros(types: object, *names: str) -> Macros:
-    """Return the macros of a build that name the dtypes of some operands: X_T for x."""
+    """Return the macros of a build that name the dtypes of some operands, as X_T does for x."""
     return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
 
 
 @dataclass(frozen=True)
 class KernelTypes:
-    """The operands of a kernel: their dtypes, None where absent.
+    """The dtypes of the operands of a kernel; None is the dtype of an absent operand.
 
-    An operand's field has the name of its slot. Gradients of parameters are sums over all rows,
-    which another kernel rounds: their fields say whether they are wanted.
+    The field of an operand has the name of its slot. Gradients of parameters are sums over all
+    rows, which another kernel rounds, so their fields only say whether they are wanted.
     """
 
     inputs: ClassVar[tuple[Slot, ...]]
@@ -37,7 +37,7 @@ class KernelTypes:
 
     @classmethod
     def lines(cls) -> tuple[str, ...]:
-        """Return the operands with an element for each of x."""
+        """Return the operands that have an element for each element of x."""
         return names_of(cls.inputs + cls.results, Kind.LIKE_X)
 
     @classmethod
@@ -46,7 +46,7 @@ class KernelTypes:
 
     @classmethod
     def from_specs(cls: type[T], operands: Specs, compute: DType, **scalars: object) -> T:
-        """Return the types of a call's operands."""
+        """Return the types of the operands of a call."""
         scalars |= {name: optional_dtype(operands[name]) for name in cls._with_macros()}
         scalars |= {name: operands[name] is not None for name in cls.sums()}
         return cls(compute, **scalars)  # type: ignore[arg-type]  # fields by name
@@ -57,7 +57,7 @@ class KernelTypes:
         return [name for name in names if name not in cls.sums()]
 
     def macros(self) -> Macros:
-        """Return the part of a build that says which operands there are."""
+        """Return the macros of a build that say which operands are present."""
         sums = ((name.upper(), cuda_bool(getattr(self, name))) for name in self.sums())
         return (*type_macros(self, "compute", *self._with_macros()), *sums)
 
@@ -68,9 +68,9 @@ class KernelTypes:
         slots: dict[str, int],
         alignments: Alignments,
     ) -> int:
-        """Return how many elements of a line alignment lets a GPU's thread move at once.
+        """Return how many elements of a line a GPU's thread can move at once with these alignments.
 
-        `strides` has, for each operand, those between its lines; none if it is one line.
+        `strides` has the strides between the lines of each operand, none if an operand is one line.
         """
         if alignments is None:
             return vector_width(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounded caches of functions, and maps of values loaded once; `clear_all` empties all of them."""
+"""Bounded caches of functions, and maps of values that are loaded once. `clear_all` empties all."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _clears: list[Callable[[], object]] = []
-on_clear: Callable[[Callable[[], object]], None] = _clears.append  # for `clear_all` to call
+on_clear: Callable[[Callable[[], object]], None] = _clears.append  # `clear_all` calls the argument
 
 
 def clear_all() -> None:
@@ -22,7 +22,7 @@ def clear_all() -> None:
 
 
 def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[..., T]], Any]:
-    """Return a decorator like `functools.lru_cache`, whose cache `clear_all` empties."""
+    """Return a decorator like `functools.lru_cache`; `clear_all` empties its cache."""
 
     def decorate(function: Callable[..., T]) -> Any:
         cached = lru_cache(maxsize, typed)(function)
@@ -33,29 +33,29 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 
 
 def typed_key(number: Any) -> tuple[Any, type, str] | None:
-    """Return a key that distinguishes numbers by type and sign, as 0.0 == -0.0 == Decimal(0)."""
+    """Return a key that distinguishes numbers by type and sign: 0.0 equals -0.0 and Decimal(0)."""
     return None if number is None else (number, type(number), str(number))
 
 
 class OnceMap(Generic[K, V]):
-    """Values by key; the first thread that needs a value loads it for the process."""
+    """A map of values; the first thread that needs a value loads it for the process."""
 
     def __init__(self) -> None:
         self.values: dict[K, V] = {}
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
-            # A forked child lacks the threads that would release its locks.
+            # A forked child does not have the threads that would release its locks.
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def get(self, key: K) -> V | None:
         return self.values.get(key)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
-        """Return a value, and the flag that `load` returned, False if the value was there."""
+        """Return a value, and the flag that `load` returned, or False if the value was there."""
         try:
             with self._loading.setdefault(key, Lock()):
-                values = self.values  # clear() replaces it
+                values = self.values  # clear() replaces this dict
                 value = values.get(key)
                 if value is not None:
                     return value, False
@@ -66,5 +66,5 @@ class OnceMap(Generic[K, V]):
             self._loading.pop(key, None)  # threads that wait for this lock find the value
 
     def clear(self) -> None:
-        """Forget all values, also those that other threads are loading now."""
+        """Forget all values, also values that other threads are loading now."""
         self.values = {}

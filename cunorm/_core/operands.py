@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of a family's operands; the arrays of its calls, by direction, follow from it."""
+"""The table of a family's operands, from which the arrays of its calls are derived."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,45 +10,45 @@ from cunorm._core.dtypes import DType
 from cunorm._core.tensor import OptionalSpec, Shape
 
 T = TypeVar("T")
-Specs = dict[str, OptionalSpec]  # by the kernels' names, in the order of a call's arrays
-DTypes = Mapping[str, DType | None]  # by the kernels' names
+Specs = dict[str, OptionalSpec]  # the keys are the kernels' names, in the order of a call's arrays
+DTypes = Mapping[str, DType | None]  # the keys are the kernels' names
 
 
 class Kind(Enum):
-    """What an operand has an element for."""
+    """A kind of operand; each kind says what the operand has an element for."""
 
-    LIKE_X = auto()  # each element of x
-    PARAMETER = auto()  # each element of a row, or each channel: all rows share it
-    STATISTIC = auto()  # each row, or each group of a sample; it has the compute type
+    LIKE_X = auto()  # for each element of x
+    PARAMETER = auto()  # for each element of a row, or for each channel; all rows share it
+    STATISTIC = auto()  # for each row, or for each group of a sample; it has the compute type
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or a result of a forward, from which the arrays of the backward follow.
+    """An input or a result of a forward, from which the arrays of the backward are derived.
 
-    A gradient is named as its operand, with a d before it.
+    The name of a gradient is d and the name of its operand.
     """
 
-    name: str  # in the kernels
+    name: str  # the kernels' name
     kind: Kind
-    is_required: bool = False  # calls that take it, or its gradient, as an input need it
-    is_saved: bool = False  # the backward takes it
-    has_gradient: bool = False  # the backward returns it or, for a result, takes it
-    argument: str = ""  # the caller's name, if it is another
-    gradient_argument: str = ""  # the caller's name of its gradient, if it is another
+    is_required: bool = False  # a call needs it if its inputs include it or its gradient
+    is_saved: bool = False  # the backward takes the operand
+    has_gradient: bool = False  # the backward returns it or, if the operand is a result, takes it
+    argument: str = ""  # the caller's name, if it differs from the kernels' name
+    gradient_argument: str = ""  # the caller's name of the gradient, if it differs
 
 
 class Slot(NamedTuple):
-    """An array of a call. All calls of an operator have the same slots, in one order."""
+    """An array of a call. All calls of an operator have the same slots in the same order."""
 
-    name: str  # in the kernels
-    argument: str  # as an argument, or a field of the results
+    name: str  # the kernels' name
+    argument: str  # the caller's name of an argument, or of a field of the results
     kind: Kind
     is_required: bool
 
 
 class OperandTable:
-    """The operands of a family: inputs and results of a forward, in the order of its arrays."""
+    """The operands of a family: the inputs and results of a forward, in the order of its arrays."""
 
     def __init__(self, inputs: Sequence[Operand], results: Sequence[Operand]) -> None:
         self.forward_inputs = tuple(map(_slot, inputs))
@@ -72,7 +72,7 @@ def _gradient(operand: Operand, is_required: bool) -> Slot:
 
 
 def names_of(slots: tuple[Slot, ...], *kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the slots of some kinds."""
+    """Return the names of the slots that have one of these kinds."""
     return tuple(slot.name for slot in slots if slot.kind in kinds)
 
 
@@ -83,7 +83,7 @@ def named(slots: tuple[Slot, ...], specs: tuple[OptionalSpec, ...]) -> Specs:
 def arguments(
     inputs: tuple[Slot, ...], results: tuple[Slot, ...], arrays: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays of inputs and of results by the caller's names."""
+    """Return the arrays of inputs and those of results, both by the caller's names."""
     count = len(inputs)
     return (
         {slot.argument: array for slot, array in zip(inputs, arrays[:count], strict=True)},
@@ -92,7 +92,7 @@ def arguments(
 
 
 def operand_of(gradient: Slot) -> str:
-    """Return the operand whose gradient this is, as `needs` names it: x for dresidual, too."""
+    """Return the operand of a gradient, as `needs` names it; the operand of dresidual is x."""
     name = gradient.name[1:]
     return "x" if name == "residual" else name
 
@@ -102,19 +102,19 @@ def dtypes_of(specs: Specs) -> DTypes:
 
 
 def present(spec: T | None) -> T:
-    """Return the spec, or dtype, of an operand that a call always has."""
+    """Return a spec or dtype that is not None, because all calls have its operand."""
     assert spec is not None
     return spec
 
 
 def slots_by_name(operands: Specs) -> dict[str, int]:
-    """Return the slots of the operands that are present, and of the workspace, the last."""
+    """Return the slots of the operands that are present, and the workspace's slot, the last one."""
     slots = {name: slot for slot, name in enumerate(operands) if operands[name] is not None}
     return slots | {"workspace": len(operands)}
 
 
 def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, hint: str) -> None:
-    """Check the shape of an operand; `hint` says what it has to match."""
+    """Check the shape of an operand; `hint` says what the shape has to match."""
     if spec is not None and spec.shape != shape:
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
 
@@ -122,7 +122,7 @@ def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, 
 def check_compute(
     function: str, argument: str, spec: OptionalSpec, compute: DType, float64_source: str
 ) -> None:
-    """Check that a statistic has the compute type: float64 if `float64_source` is."""
+    """Check that a statistic has the compute type, float64 if an array of `float64_source` is."""
     if spec is not None and spec.dtype is not compute:
         raise TypeError(
             f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finds arrays of a call that share memory: by byte extents, then by a bounded exact solver."""
+"""A search for arrays of a call that share memory, by byte extents and a bounded exact solver."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from cunorm._core.tensor import ArrayView, OptionalSpecs, TensorSpec, host_array
 
 
 class OverlapCheck:
-    """Checks in each call that no given output, nor the workspace, overlaps another array."""
+    """A check in each call that no given output and no workspace overlaps another array."""
 
     def __init__(
         self,
         function: str,
-        names: tuple[str, ...],  # of all arrays, by which errors name them
-        specs: OptionalSpecs,  # None where no memory is given; the workspace's is the last
+        names: tuple[str, ...],  # the names of all arrays in errors
+        specs: OptionalSpecs,  # None for an array without given memory; the last is the workspace
         first_output: int,
-        aliases: dict[int, tuple[int, ...]],  # as a Plan has them
+        aliases: dict[int, tuple[int, ...]],  # as in a Plan
     ) -> None:
         self.function, self.names, self.specs = function, names, specs
         self._first_output, self._aliases = first_output, aliases
@@ -28,7 +28,7 @@ class OverlapCheck:
             if spec is not None and 0 not in spec.shape
         ]
         outputs_first = sorted(given, key=lambda one: one[0] < first_output)
-        # For each pair: slots, specs, and the range of address differences with a possible overlap.
+        # Each pair has slots, specs, and the limits of address differences with a possible overlap.
         self._pairs = [
             (output, other, a, b, other_low - high, other_high - low)
             for output, a, low, high in given
@@ -37,11 +37,11 @@ class OverlapCheck:
         ]
 
     def of_specs(self, specs: OptionalSpecs) -> "OverlapCheck":
-        """Return the check for arrays of other specs."""
+        """Return this check for arrays with other specs."""
         return OverlapCheck(self.function, self.names, specs, self._first_output, self._aliases)
 
     def check(self, pointers: Sequence[int]) -> None:
-        """Raise where an output shares memory with another array, unless it is exactly an alias."""
+        """Raise an error if an output overlaps another array and is not exactly its alias."""
         for output, other, a, b, least, most in self._pairs:
             difference = pointers[output] - pointers[other]
             if not least < difference < most:
@@ -58,8 +58,8 @@ class OverlapCheck:
 
 @memoize()
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
-    """Whether two arrays share memory if the first begins `difference` bytes after the second."""
-    base = 1 << 60  # NumPy compares extents, and reads nothing there
+    """Return whether two arrays share memory if a begins `difference` bytes after b."""
+    base = 1 << 60  # NumPy compares extents, and reads nothing at these addresses
     first = host_array(ArrayView(base + difference, a, None, None, writable=False))
     second = host_array(ArrayView(base, b, None, None, writable=False))
     try:
@@ -69,7 +69,7 @@ def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
 
 
 def _extent(spec: TensorSpec) -> tuple[int, int]:
-    """Return the lowest byte offset from the first element, and the end of the highest."""
+    """Return the byte offsets of an array's begin and end from its first element."""
     lowest, highest = 0, 1
     for stride, size in zip(spec.strides, spec.shape, strict=True):
         step = stride * (size - 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""param_grad: partial sums of rows or samples become dweight and dbias, for both families."""
+"""param_grad: it adds up the partial sums of rows or samples to dweight and dbias."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from cunorm._core.dtypes import FLOAT64, DType
 from cunorm._core.kernel_types import type_macros
 from cunorm._core.plan import KernelCall
 
-CPU_PACK = 64  # columns that a CPU's thread adds up at a time
-_WIDE = 1 << 14  # columns; a single row of as many is worth a build of its own
+CPU_PACK = 64  # the columns that a CPU's thread adds up at a time
+_WIDE = 1 << 14  # a single row of this many columns is worth its own build
 
 
 class ParamGradTypes(NamedTuple):
-    """The results of param_grad: their dtypes, None where not wanted."""
+    """The dtypes of the results of param_grad; None is a result that is not wanted."""
 
     compute: DType
     dweight: DType | None
@@ -27,16 +27,16 @@ class ParamGradTypes(NamedTuple):
 
 
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width; a CPU only rounds a single wide row.
+    """Plan param_grad for rows of partial sums; a CPU only rounds a single wide row.
 
-    The launch before it found the sums, if there are any.
+    The previous launch has computed the sums, unless there are none.
     """
     total, dependent = FLOAT64, False
     if isinstance(caps, CpuCaps):
         columns, part_threads, pack = 1, 1, CPU_PACK
         if parts == 1 and width >= _WIDE and not types.accumulate:
             total = types.compute
-    else:  # a block's threads along columns and along parts
+    else:  # a block has threads along the columns and along the parts
         dependent = parts > 0 and caps.features.programmatic_launches
         columns, part_threads, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)
     macros = (
@@ -63,8 +63,8 @@ def param_grad_call(
 ) -> KernelCall:
     """Return the call of param_grad.
 
-    `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias,
-    None where there are none: a row for each part, with a pitch in elements.
+    `sums` are the byte offsets in the workspace of the partial sums for dweight and dbias; None is
+    no sums. Each part has a row of partial sums; `pitch` is the elements from one row to the next.
     """
     writer = ArgsWriter(slots)
     writer.pointers_into_workspace(sums)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How a call is planned: an OpDef makes a Plan, which for a device is lowered to launches.
+"""The planning of a call: an OpDef makes a Plan, and the Plan is lowered to launches on a device.
 
-A plan depends on scalars, shapes, strides, dtypes and the device, its launches also on alignment;
-neither depends on the number of CPU threads. How a row is cut into packs depends on its width and
-the operands' dtypes alone, so a row's result depends neither on other rows nor on alignment.
+A plan depends on scalars, shapes, strides, dtypes and the device; its launches also depend on
+alignment. Neither depends on the number of CPU threads. The width of a row and the operands' dtypes
+alone decide how it is cut into packs, so its result depends neither on other rows nor on alignment.
 """
 
 import json
@@ -22,19 +22,19 @@ from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, Shape, TensorSpec
 GRID_LIMIT = 2**31 - 1
 
 Aliases = dict[int, tuple[int, ...]]
-SharedOutputs = tuple[tuple[int, int], ...]  # an output, and the array that is returned for it
-Alignments = Sequence[int] | None  # of each array's address, modulo 16; None: all are aligned
+SharedOutputs = tuple[tuple[int, int], ...]  # an output, and the array returned in its place
+Alignments = Sequence[int] | None  # the address of each array modulo 16; None if all are aligned
 
 
 class OutputSpec(NamedTuple):
-    """An output to allocate: its slot among all arrays, and its spec."""
+    """An output to allocate: its slot among all arrays of the call, and its spec."""
 
     slot: int
     spec: TensorSpec
 
 
 class InputCopy(NamedTuple):
-    """An input to copy: its slot, and the order of its axes in the copy, None for C order."""
+    """An input to copy: its slot, and the order of axes in the copy; None is C order."""
 
     slot: int
     axes: tuple[int, ...] | None = None
@@ -43,52 +43,52 @@ class InputCopy(NamedTuple):
 class KernelCall(NamedTuple):
     launch: Launch
     args: KernelArgs
-    work: int = 0  # elements, whose number decides how many CPU threads run
+    work: int = 0  # a number of elements that decides how many CPU threads run
     parts: int = 0  # into which CPU threads split each block; 0: a thread takes whole blocks
 
 
 class CallSize(NamedTuple):
-    """The part of a KernelCall that follows from the number of rows."""
+    """The part of a KernelCall that depends on the number of rows."""
 
     grid: int
     work: int
-    words: tuple[int, ...]  # of the arguments, as `KernelArgs.sized` lists them
+    words: tuple[int, ...]  # the values of the words that `KernelArgs.sized` lists
 
 
 class Sizes(NamedTuple):
-    """The part of a Lowered that follows from the number of rows."""
+    """The part of a Lowered that depends on the number of rows."""
 
     workspace: int
     calls: list[CallSize]
 
 
 class Lowered(NamedTuple):
-    """What a call launches on a device."""
+    """The launches of a call on a device."""
 
-    launches: tuple[Launch, ...]  # one of each build
-    calls: Callable[[], list[KernelCall]]  # in order; a function, as there may be thousands
-    workspace: int  # the bytes that they need
-    # Returns what changes for another number of rows, two or more; None if the builds change.
+    launches: tuple[Launch, ...]  # one launch of each build
+    calls: Callable[[], list[KernelCall]]  # a function, as there may be thousands of calls
+    workspace: int  # the bytes of workspace that the calls need
+    # Takes another number of rows, at least two; returns None if that number needs other builds.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What a call does, with checked operands, and no pointers."""
+    """The work of a call, with checked operands and without pointers."""
 
-    specs: OptionalSpecs  # of all inputs, then of all outputs, those to allocate too
-    outputs: tuple[OutputSpec, ...]  # to allocate
-    copies: tuple[InputCopy, ...]  # of inputs whose strides the kernels cannot follow
-    # By the slot of an output, the slots of inputs whose memory it may share exactly: no thread
-    # reads an element of these inputs after it was overwritten.
+    specs: OptionalSpecs  # all inputs, then all outputs, given or allocated
+    outputs: tuple[OutputSpec, ...]  # the outputs to allocate
+    copies: tuple[InputCopy, ...]  # the inputs with strides that kernels cannot follow
+    # For the slot of an output: the slots of inputs whose memory it may share exactly. No thread
+    # reads an element of these inputs after the element was overwritten.
     aliases: Aliases
     shared: SharedOutputs
     lower: Callable[[Caps, Alignments], Lowered]
-    workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
+    workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None is any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
 
     def kernel_specs(self) -> OptionalSpecs:
-        """Return the specs with those of copies in place of the inputs that are copied."""
+        """Return the specs; an input that is copied has the spec of its copy."""
         specs = [*self.specs]
         for slot, axes in self.copies:
             spec = specs[slot]
@@ -98,33 +98,33 @@ class Plan:
 
 
 class OpSpec(Protocol):
-    """The checked scalars of a call, a dataclass. Calls with equal scalars have one object."""
+    """The checked scalars of a call, a dataclass. Calls with equal scalars share one object."""
 
     @property
     def function(self) -> str:
-        """The public function that errors name."""
+        """The name of the public function in errors."""
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The caller's name of the array for each output."""
+        """The caller's names of the outputs."""
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written, from the operands', all by name."""
+        """Return the dtypes of the results that are written; `dtypes` has those of operands."""
 
     def statistics_shape(self, x_shape: Shape) -> Shape:
         """Return the shape of mean and rstd."""
 
     def leading_axes(self, ndim: int) -> int:
-        """Return how many axes of x are rows; 0: a plan is for one shape of x."""
+        """Return how many axes of x are rows, or 0 if a plan serves only one shape of x."""
 
 
 SpecT = TypeVar("SpecT", bound=OpSpec)
-# By a scalar's name: checks and converts its value, of a function and an argument that errors name.
+# Each function checks and converts a scalar; it gets the names of the function and the argument.
 Checks = dict[str, Callable[[str, str, Any], Any]]
 
 
 def _parsed(spec_type: type[SpecT], checks: Checks, *scalars: Any) -> SpecT:
-    """Return the OpSpec of scalars, which are in the order of its fields, the function first."""
+    """Return the OpSpec of scalars, which are in the order of its fields, `function` first."""
     names = [one.name for one in fields(spec_type)]  # type: ignore[arg-type]  # a dataclass
     values = [
         checks[name](scalars[0], name, value) if name in checks else value
@@ -137,24 +137,24 @@ def _parsed(spec_type: type[SpecT], checks: Checks, *scalars: Any) -> SpecT:
 class OpDef(Generic[SpecT]):
     """One operator in one direction."""
 
-    name: str  # in texts that executables keep
-    input_slots: tuple[Slot, ...]  # of the arrays, in order
-    result_slots: tuple[Slot, ...]  # likewise; a workspace follows them
+    name: str  # the name in texts that executables keep
+    input_slots: tuple[Slot, ...]  # in the order of the arrays
+    result_slots: tuple[Slot, ...]  # in the order of the arrays; a workspace follows them
     spec_type: type[SpecT]
     checks: Checks
-    plan: Callable[[SpecT, OptionalSpecs], Plan]  # from the specs of given arrays
-    # Does the kernels' work, for a NumPy array or None for each input and output.
+    plan: Callable[[SpecT, OptionalSpecs], Plan]  # takes the specs of inputs and given outputs
+    # Does the work of the kernels on a NumPy array or None for each input and output.
     reference: Callable[[SpecT, Sequence[Any]], None]
-    # Read in every call: the callers' names of inputs and outputs; the slots of x, whose library
-    # and device are those of the outputs, and of the first output; results where none is given.
-    parse: Callable[..., SpecT] = field(init=False)  # of scalars as callers give them; memoized
+    # Every call reads the fields below. The library and device of the outputs are those of x, whose
+    # slot is `x`. `no_outputs` stands for results in a call that gives no outputs.
+    parse: Callable[..., SpecT] = field(init=False)  # memoized; takes scalars as callers give them
     inputs: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
-    kinds: tuple[Kind, ...] = field(init=False)  # of inputs and outputs
-    slots_like_x: tuple[int, ...] = field(init=False)  # the numbers of these slots, by kind
+    kinds: tuple[Kind, ...] = field(init=False)  # the kinds of inputs and outputs
+    slots_like_x: tuple[int, ...] = field(init=False)  # the slots of this kind
     parameter_slots: tuple[int, ...] = field(init=False)
     statistic_slots: tuple[int, ...] = field(init=False)
-    required: tuple[bool, ...] = field(init=False)  # whether inputs and outputs are
+    required: tuple[bool, ...] = field(init=False)  # whether each input or output is required
     x: int = field(init=False)
     first_output: int = field(init=False)
     no_outputs: tuple[None, ...] = field(init=False)
@@ -182,17 +182,17 @@ class OpDef(Generic[SpecT]):
 
     @property
     def array_count(self) -> int:
-        return len(self.inputs) + len(self.outputs) + 1  # the workspace
+        return len(self.inputs) + len(self.outputs) + 1  # 1 for the workspace
 
     @property
     def summed(self) -> list[str]:
-        """Return the operands whose gradients are sums over all rows."""
+        """Return the operands that have gradients which are sums over all rows."""
         return [slot.name[1:] for slot in self.result_slots if slot.kind is Kind.PARAMETER]
 
 
-# The version of texts that are kept on disk, in XLA's executables and torch.compile's graphs. Raise
-# it for other fields of an OpSpec or other outputs of an OpDef. Another optional input needs no new
-# version: XLA's texts name the inputs that are present, and torch refuses graphs with other inputs.
+# The version of texts that are kept on disk: in XLA's executables and torch.compile's graphs. Raise
+# it if the fields of an OpSpec or the outputs of an OpDef change, but not for an optional input:
+# XLA's texts name the inputs that are present, and torch refuses graphs with other inputs.
 TEXT_VERSION = 4
 
 
@@ -203,7 +203,7 @@ def spec_to_json(spec: Any) -> str:
 
 
 def spec_from_json(spec_type: type, text: str) -> Any:
-    """Return the OpSpec of a text of this version."""
+    """Return the OpSpec of a text that has the current version."""
     values = json.loads(text)
     version = values.pop("version", None)
     if version != TEXT_VERSION:
@@ -221,10 +221,10 @@ def _decode(value: Any) -> Any:
 
 
 def vector_width(width: int, operands: Sequence[tuple[int, int, Shape]] = ()) -> int:
-    """Return how many elements every operand lets a thread move in one access, a power of two.
+    """Return how many elements a thread can move in one access to any operand, a power of two.
 
-    An operand is its alignment, itemsize, and strides between rows in elements. An access takes at
-    most 16 bytes, so more alignment than that is not needed.
+    `operands` has the alignment, the itemsize and the strides between rows, in elements, of each
+    operand. An access moves at most 16 bytes, so an alignment above 16 has no effect.
     """
     access = min(WIDEST_ACCESS, width & -width)
     for alignment, itemsize, strides in operands:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cunorm._core.dtypes import FLOAT16, DType
 
-WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
+WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, if arrays are aligned to 16 bytes
 _UNBOUNDED = 2**62  # the size of the outermost axis, which kernels do not need
 
 Shape = tuple[int, ...]
@@ -23,7 +23,7 @@ class Device(NamedTuple):
     """Where memory lies: kind "cpu" (index 0) or "cuda"; plans also take "meta", without memory."""
 
     kind: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
+    index: int  # type: ignore[assignment]  # the field hides tuple.index, which is not used
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
@@ -36,7 +36,7 @@ class TensorSpec(NamedTuple):
     """An array without its memory."""
 
     shape: Shape
-    strides: tuple[int, ...]  # in elements, of any sign; 0 along an expanded axis
+    strides: tuple[int, ...]  # in elements, negative ones too; 0 along an expanded axis
     dtype: DType
     device: Device
 
@@ -45,18 +45,18 @@ class TensorSpec(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
     def permuted(self, axes: Sequence[int]) -> "TensorSpec":
-        """Return the spec of the same memory with its axes in another order."""
+        """Return the spec of the same memory with the axes in another order."""
         shape = tuple(self.shape[axis] for axis in axes)
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
     def dense(self, axes: Sequence[int] | None = None) -> "TensorSpec":
-        """Return the spec of a copy with its axes in this order in memory, None for C order."""
+        """Return the spec of a dense copy with this order of axes in memory; None is C order."""
         if axes is None:
             return contiguous(self.shape, self.dtype, self.device)
         return self.permuted(axes).dense().permuted(inverse_permutation(axes))
 
 
-OptionalSpec = TensorSpec | None  # None where an operand is absent
+OptionalSpec = TensorSpec | None  # None for an absent operand
 OptionalSpecs = tuple[OptionalSpec, ...]
 
 
@@ -66,17 +66,17 @@ class ArrayView:
 
     pointer: int  # the address of the first element; any number if the array is empty
     spec: TensorSpec
-    # Keeps the memory alive: the caller's array, or a copy or DLPack capsule, which no output is.
+    # Keeps the memory alive: the caller's array or, for an input, a copy or a DLPack capsule.
     owner: Any
     adapter: Any  # the ArrayAdapter of the array's library
-    writable: bool  # as the library says
+    writable: bool  # according to the library
     is_new: bool = False  # made in this call
 
 
 def host_array(view: ArrayView) -> HostArray:
     """Return an array in host memory as a NumPy array, with float16 for the bits of bfloat16."""
     spec, itemsize = view.spec, view.spec.dtype.itemsize
-    if 0 in spec.shape:  # the address may be null, which NumPy refuses
+    if 0 in spec.shape:  # NumPy refuses the address if it is null
         return np.empty(spec.shape, f"=f{itemsize}")
     interface = {
         "version": 3,
@@ -105,30 +105,30 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
-    """Whether elements lie one after the other, in the order of their axes."""
+    """Return whether elements lie one after the other, in the order of their axes."""
     axes = zip(shape, strides, contiguous_strides(shape), strict=True)
     return all(stride == dense for size, stride, dense in axes if size > 1)
 
 
 def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
-    """Return the axes of a dense array from the outermost in memory, None for C order."""
+    """Return the axes of a dense array from the outermost in memory on, or None for C order."""
     if spec.strides == contiguous_strides(spec.shape):
         return None
     return tuple(sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis]))
 
 
 def inverse_permutation(axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the order of axes that undoes another."""
+    """Return the order of axes that undoes a given order."""
     return tuple(axes.index(axis) for axis in range(len(axes)))
 
 
 def bytes_spec(size: int, device: Device) -> TensorSpec:
-    """Return the spec of an array of a size in bytes, rounded down to an even number."""
+    """Return the spec of an array of a size in bytes, which is rounded down to an even number."""
     return contiguous((size // 2,), FLOAT16, device)
 
 
 def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None:
-    """Return byte strides in elements, None if a stride is no whole number of elements."""
+    """Return strides in elements, or None if a stride in bytes is no whole number of elements."""
     elements = tuple(stride // itemsize for stride in strides)
     return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
@@ -141,11 +141,11 @@ def optional_dtype(spec: OptionalSpec) -> DType | None:
 
 
 class RowLayout(NamedTuple):
-    """The position of rows along up to three leading axes, as in `Rows` of operands.cuh."""
+    """The position of rows along up to three leading axes, as `Rows` of operands.cuh has it."""
 
-    inner: int  # sizes
+    inner: int  # the size of the inner axis
     middle: int
-    outer_stride: int  # in elements
+    outer_stride: int  # strides in elements
     middle_stride: int
     inner_stride: int
 
@@ -155,19 +155,19 @@ class RowLayout(NamedTuple):
 
     @property
     def axes(self) -> int:
-        return 1 if self.inner == _UNBOUNDED else 3  # leading axes; 1 if there are none
+        return 1 if self.inner == _UNBOUNDED else 3  # leading axes, at least 1
 
 
 class RowAxes(NamedTuple):
-    """The axes of rows: so many leading axes, and the groups into which columns are divided."""
+    """The axes of rows: the number of leading axes, and the number of groups of the columns."""
 
     leading_axes: int
     groups: int = 1
 
     def layout(self, spec: TensorSpec) -> RowLayout | None:
-        """Return the layout of an array's rows, None if kernels cannot follow its strides.
+        """Return the layout of an array's rows, or None if kernels cannot follow its strides.
 
-        Each row must be contiguous, with at most three leading axes once `collapsed`.
+        Each row must be contiguous, with at most three leading axes after `collapsed` joined axes.
         """
         shape, strides, leading = spec.shape, spec.strides, self.leading_axes
         if self.groups > 1:
@@ -192,7 +192,7 @@ SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
 
 
 def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (size, stride) of the axes; join neighbours that a single stride can walk."""
+    """Return (size, stride) of each axis, after joining neighbours that one stride can walk."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:

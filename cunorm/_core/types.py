@@ -8,18 +8,18 @@ import numpy as np
 
 
 class SupportsDLPack(Protocol):
-    """An array of any library; the operands of a call may be of several libraries."""
+    """An array of any library; the operands of a call may come from several libraries."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> object: ...
 
 
-# The type of x and of the results. Results may have another dtype than x, and are of the base class
-# if x is of a subclass. An object that has only __dlpack__ gives a NumPy or CuPy array.
+# The type of x and of the results. Results may have another dtype than x. If x is of a subclass,
+# they are of the base class. An object with only __dlpack__ gives a NumPy or CuPy array.
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 
 
 class TorchDType(Protocol):
-    """A torch.dtype, named without torch, which may not be installed."""
+    """A torch.dtype. The name torch is not used here, as torch may not be installed."""
 
     @property
     def is_floating_point(self) -> bool: ...
@@ -35,6 +35,6 @@ Need = Literal["x", "weight", "bias", "gate"]
 GroupNeed = Literal["x", "weight", "bias"]
 
 T = TypeVar("T")
-Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # mypy takes ("x",) for a tuple alone
+Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # mypy takes ("x",) only for a tuple
 Needs = Collection[Need] | tuple[Need, ...]
 GroupNeeds = Collection[GroupNeed] | tuple[GroupNeed, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Errors for wrong input: each names the function, the argument, its value and what is expected."""
+"""Errors for wrong input: each has the function, the argument, its value and what is expected."""
 
 import math
 import numbers
@@ -12,24 +12,24 @@ from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, pass_hint
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
 from cunorm._core.types import Activation
 
-# The names of activations in the sources, by their public names.
+# The keys are the public names of activations, the values their names in the sources.
 ACTIVATIONS: dict[str, str] = {name: name for name in get_args(Activation)} | {"swish": "silu"}
 
 
 def describe_type(kind: type) -> str:
-    """Describe a wrong type for an error; NumPy scalars are named with their module."""
+    """Describe a wrong type for an error; the name of a NumPy scalar has its module in front."""
     scalar_of = f"{kind.__module__}." if issubclass(kind, np.generic) else ""
     return "None" if kind is type(None) else f"of type {scalar_of}{kind.__qualname__}"
 
 
 def array_hint(function: str, argument: str, value: object, make: str = "numpy.asarray") -> str:
-    """Return the end of an error for a non-array: what to pass instead.
+    """Return the end of an error for an object that is no array: what to pass instead.
 
     `make` is the name of a function that makes an array.
     """
     kind, items = type(value), value if isinstance(value, list | tuple) else [value]
     is_numpy = make == "numpy.asarray"
-    if hasattr(kind, "_fields"):  # a tuple of results, which may have the array that was meant
+    if hasattr(kind, "_fields"):  # a tuple of results may have the array that was meant
         return pass_hint(argument, f"{argument}.{argument}") if argument in kind._fields else ""
     has_torchs_name = "layer_norm" in function or "rms_norm" in function
     is_shape = has_torchs_name and argument == "weight" and {*map(type, items)} == {int}
@@ -66,7 +66,7 @@ def finite(function: str, argument: str, value: object, expected: str = "a finit
         raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
     try:
         number = float(value)
-    except OverflowError:  # an int beyond the largest float64
+    except OverflowError:  # an int beyond the largest float64 raises this
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{function}: {argument} is {value!r}, expected {expected}")
@@ -98,7 +98,7 @@ def activation(function: str, argument: str, value: Any) -> str:
 
 
 def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a collection of names, in the order of `allowed`."""
+    """Check a collection of names, and return the names in the order of `allowed`."""
     expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
     if not isinstance(value, list | tuple | Set):
         raise TypeError(f"{function}: {argument} is {value!r}, {expected}")
@@ -119,7 +119,7 @@ def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, Opti
 def agreed_dtype(
     function: str, argument: str, dtype: DType | None, other: str, operand: OptionalSpec
 ) -> None:
-    """Check that an array has the dtype of an argument, if both are given."""
+    """Check that an array has the dtype that an argument gives, if both are given."""
     if dtype is not None and operand is not None and operand.dtype is not dtype:
         raise ValueError(
             f"{function}: {other} has dtype {operand.dtype}, expected {dtype}, that of {argument}"
@@ -133,13 +133,13 @@ def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
 
 
 def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> None:
-    """Check that no array is given for an output that a call does not have."""
+    """Check that no array is given for an output that the call does not have."""
     if spec is not None:
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
 def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows: RowAxes) -> None:
-    """Check that a given output has its shape, and strides that kernels can follow."""
+    """Check that a given output has the expected shape, and strides that kernels can follow."""
     if spec is None:
         return
     subject = f"{function}: {argument}"
@@ -165,7 +165,7 @@ def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
 
 
 def accumulators(function: str, wanted: Collection[str], given: Mapping[str, OptionalSpec]) -> None:
-    """Check that there are arrays to which the requested parameter gradients can be added."""
+    """Check that arrays are given to which the wanted gradients of parameters can be added."""
     for name in ("dweight", "dbias"):
         spec = given[name]
         if name in wanted and (spec is None or spec.dtype not in (FLOAT32, FLOAT64)):

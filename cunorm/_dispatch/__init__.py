@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Every call: its cache, and the path of a call that is not in it.
+"""The path of every call: its cache, and the planning of a call that the cache does not have.
 
-A call follows from its scalars, and from the signature of its arrays: shape, strides, dtype, device
-and alignment. The cache has an Executable for both. No address is part of its key. Calls of row
-norms on contiguous arrays that differ in the number of rows alone are planned once.
+A call is determined by its scalars and by the signature of its arrays: shape, strides, dtype,
+device and alignment. The cache keeps an Executable for both; no address is part of the key. Calls
+of row norms on contiguous arrays that differ only in the number of rows share one plan.
 """
 
 from collections.abc import Hashable
@@ -39,35 +39,35 @@ from cunorm._dispatch.executable import Executable, Loaded, Pointers, Run, Views
 
 @dataclass(slots=True, eq=False)
 class CacheEntry:
-    """An entry of the cache: a loaded call, or None until it was planned."""
+    """An entry of the cache: a loaded call, or None until the call is planned."""
 
     executable: Executable | None = None
 
 
 @memoize(maxsize=1024)
 def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
-    """Return the cache's entry of a call; the least recently used call is dropped.
+    """Return the cache's entry of a call; a new entry may drop the least recently used call.
 
-    `spec` is an OpSpec, one object for all calls of the same scalars. Calls that fail have an entry
-    too, which stays empty.
+    `spec` is an OpSpec, the same object for all calls with the same scalars. A call that fails
+    also has an entry, which stays empty.
     """
     return CacheEntry()
 
 
 @memoize(maxsize=1024)
 def rows_entry(spec: Hashable, *key: Hashable) -> list[Executable]:
-    """Return the planned calls that differ in their number of rows, one for each set of builds."""
+    """Return planned calls that differ in their number of rows, one call for each set of builds."""
     return []
 
 
 def clear_calls() -> None:
-    """Empty the caches of calls, which hold kernels."""
+    """Empty the caches of calls, which keep kernels loaded."""
     cache_entry.cache_clear()
     rows_entry.cache_clear()
 
 
 def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
-    """Return the OpSpec of scalars as the caller gives them."""
+    """Return the OpSpec of scalars that are as the caller gave them."""
     try:
         return op.parse(*scalars)
     except TypeError:
@@ -75,19 +75,19 @@ def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
 
 
 def _parse_unhashable(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
-    """Return the OpSpec of scalars of which one is wrong, or cannot be hashed."""
+    """Return the OpSpec of scalars if one of them is wrong or cannot be hashed."""
     hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in scalars])
-    with suppress(TypeError, ValueError):  # an error names the scalars as the caller gives them
+    with suppress(TypeError, ValueError):  # the last call raises it for the caller's scalars
         return op.parse(*hashable)
-    spec: SpecT = op.parse.__wrapped__(*scalars)  # type: ignore[attr-defined]  # of functools
+    spec: SpecT = op.parse.__wrapped__(*scalars)  # type: ignore[attr-defined]  # set by functools
     return spec
 
 
 def dispatch(op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: Arrays) -> list[Any]:
     """Make a call, and return its outputs.
 
-    The scalars are those that the caller gives, for `op.parse`; the arrays are its inputs, an array
-    or None for each output, and a workspace or None.
+    `scalars` are the caller's, for `op.parse`. `arrays` are the inputs, then an array or None for
+    each output, then a workspace or None.
     """
     try:
         spec = op.parse(*scalars)
@@ -97,7 +97,7 @@ def dispatch(op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: Arrays) -> list
 
 
 def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> list[Any]:
-    """Make a call of an OpSpec, on inputs, arrays or None for each output, and a workspace."""
+    """Make a call with an OpSpec; `arrays` are those of `dispatch`."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
     if adapter.dispatches_itself:
@@ -105,7 +105,7 @@ def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> list[Any]:
         if outputs is not None:
             return outputs
     signature = adapter.signature(arrays, op.first_output)
-    if signature is None:  # arrays of several libraries, JAX's, DLPack's, or wrong ones
+    if signature is None:  # arrays are from several libraries, JAX or DLPack, or wrong
         return _dispatch_views(op, spec, arrays)
     key_parts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *key_parts)
@@ -138,7 +138,7 @@ def _executable(
     arrays: Arrays,
     pointers: list[int],
 ) -> "Executable":
-    """Return what runs a call on arrays of one library."""
+    """Return an Executable for a call on arrays of one library."""
     key = _rows_key(op, spec, adapter, arrays, pointers)
     if key is None:
         return _planned(op, spec, arrays, _views(op, spec, arrays))
@@ -161,11 +161,11 @@ def _rows_key(
     arrays: Arrays,
     pointers: list[int],
 ) -> list[Any] | None:
-    """Return what calls have in common that differ in their number of rows alone.
+    """Return a key that is equal for calls that differ only in their number of rows.
 
-    Its first part is the number of axes that are rows. None where arrays are not in C order or do
-    not fit together, where there is a workspace, and where there are no two rows: one has no stride
-    to the next.
+    The first part of the key is the number of axes that are rows. The result is None if arrays are
+    not in C order or do not fit together, if there is a workspace, or if there are fewer than two
+    rows, because a single row has no stride to the next row.
     """
     x = arrays[op.x]
     if x is None or not x.ndim or arrays[-1] is not None:
@@ -175,7 +175,7 @@ def _rows_key(
     rows, row = shape[:leading_axes], shape[leading_axes:]
     if not rows or prod(rows) < 2:
         return None
-    has_single = 1 in shape  # axes of one element, along which a stride may be any
+    has_single = 1 in shape  # the stride along an axis of one element may be any number
     key: list[Any] = [leading_axes, row]
     for slots, expected in (
         (op.slots_like_x, shape),
@@ -200,7 +200,7 @@ def _rows_key(
 
 
 def _views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> Views:
-    """Return the views of all arrays, the workspace too."""
+    """Return the views of all arrays and of the workspace."""
     function, workspace = spec.function, arrays[-1]
     names = (*op.inputs, *spec.output_names)
     views = view_all(function, names, arrays[:-1], op.required)
@@ -208,7 +208,7 @@ def _views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> Views:
 
 
 def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Arrays, views: Views) -> "Executable":
-    """Check and plan a call; load its kernels."""
+    """Check and plan a call, and load its kernels."""
     function, x, workspace = spec.function, views[op.x], views[-1]
     plan = op.plan(spec, tuple([view and view.spec for view in views[:-1]]))
     names = (*op.inputs, *spec.output_names, "workspace")
@@ -228,7 +228,7 @@ def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Arrays, views: Views) -> "Ex
                 "cunorm.workspace_size says"
             )
         validate.same_device(function, x.spec, [("workspace", workspace.spec)])
-    # Nothing overlaps an input that is not aligned, as its view is of a copy.
+    # An input that is not aligned is copied, and no array overlaps the copy.
     specs = tuple([None if view is None or view.is_new else view.spec for view in views])
     overlaps = OverlapCheck(function, names, specs, op.first_output, plan.aliases)
     pointers = pointers_of(views)
@@ -241,7 +241,7 @@ def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Arrays, views: Views) -> "Ex
 
 
 def caps_for(plan: Plan | None, device: Device) -> Caps:
-    """Return what launches may use of a device; those of a plan, only clusters that fit there."""
+    """Return the caps that launches on a device may use; clusters of the plan must fit there."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
     if plan is None or plan.is_empty:
@@ -250,7 +250,7 @@ def caps_for(plan: Plan | None, device: Device) -> Caps:
 
 
 def launches_of(plan: Plan, device: Device) -> list[Launch]:
-    """Return the launches of a plan, of aligned arrays."""
+    """Return the launches of a plan for aligned arrays."""
     if plan.is_empty:
         return []
     return [*plan.lower(caps_for(plan, device), None).launches]
@@ -264,9 +264,9 @@ def _loaded(
     alignments: Alignments,
     x: ArrayView,
 ) -> Loaded:
-    """Return a plan's kernels, which on a GPU run on the stream that is current then.
+    """Return a plan's kernels; on a GPU they run on the stream that is current at the call.
 
-    Another device may be current: allocations and launches name theirs.
+    Another device may be current, so allocations and launches name their device.
     """
     device, adapter = x.spec.device, x.adapter
     if device.kind == "cpu":
@@ -292,7 +292,7 @@ def _cuda_run(
         if spec is None or pointers[-1]:
             start(pointers, adapter.stream(device))
         else:
-            # The allocator may give it away again at once: to what the same stream does later.
+            # The allocator may at once reuse this memory for later work of the same stream.
             workspace = adapter.allocate(spec)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
 
@@ -300,7 +300,7 @@ def _cuda_run(
 
 
 def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
-    """Return a plan's kernels for the CPU, or the reference in their place."""
+    """Return a plan's kernels for the CPU, or the reference if there is no compiler."""
     if not has_compiler():
         return Loaded(partial(_run_reference, op, spec, plan.kernel_specs()))
     lowered = plan.lower(caps, None)
@@ -316,6 +316,6 @@ def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
 def _run_reference(op: OpDef[SpecT], spec: SpecT, specs: OptionalSpecs, pointers: Pointers) -> None:
     views = [
         None if one is None else numpy_view(ArrayView(pointer, one, None, None, writable=True))
-        for one, pointer in zip(specs, pointers[:-1], strict=True)  # the workspace is the last
+        for one, pointer in zip(specs, pointers[:-1], strict=True)  # the workspace comes last
     ]
     op.reference(spec, views)

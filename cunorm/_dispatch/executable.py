@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A call that was planned and loaded, which runs on any arrays of the same signature."""
+"""A planned and loaded call, which runs on any arrays of the same signature."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +20,8 @@ from cunorm._core.tensor import (
     contiguous,
 )
 
-Views = list[Any]  # an ArrayView or None for each array of a call, the workspace last
-Pointers = Sequence[int]  # the same; 0 for None
+Views = list[Any]  # an ArrayView or None for each array of a call; the workspace is last
+Pointers = Sequence[int]  # addresses in the same order, 0 for None
 Run = Callable[[Pointers], object]
 
 
@@ -30,10 +30,10 @@ def pointers_of(views: Views) -> list[int]:
 
 
 class Loaded(NamedTuple):
-    """A plan's kernels."""
+    """The loaded kernels of a plan."""
 
     run: Run
-    # Returns the same for another number of rows, None where that takes other builds.
+    # Takes another number of rows; returns a Run, or None if that number needs other builds.
     resized: Callable[[int], Run | None] | None = None
 
 
@@ -42,7 +42,7 @@ _Allocation = tuple[int, Callable[[Any], Any], int]
 
 
 class Executable:
-    """A loaded plan: it runs on any arrays of the same signature."""
+    """A loaded plan, which runs on any arrays of the same signature."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class Executable:
     ) -> None:
         self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
         self._overlaps, self._kinds = overlaps, op.kinds
-        self._run = loaded and loaded.run  # None: no kernel runs
+        self._run = loaded and loaded.run  # None if no kernel runs
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
         self._results = slice(op.first_output, op.array_count - 1)
-        self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
-        self._last_checked: list[int] = []  # addresses of the last call with such
+        self._has_given = any(views[op.first_output :])  # the caller gives outputs or a workspace
+        self._last_checked: list[int] = []  # the addresses in the last call with given arrays
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
         self._resize = loaded.resized if loaded and not self._copied else None
         self._pointer = self._adapter.pointer
-        self._have_models: set[int] = set()  # slots of outputs that are like another array
+        self._have_models: set[int] = set()  # the slots of outputs allocated like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
 
     def run(self, arrays: Arrays, pointers: list[int]) -> list[Any]:
-        """Run on arrays of one library, which lie at these addresses, and return the outputs."""
+        """Run on arrays of one library at these addresses, and return the outputs."""
         if self._has_given and pointers != self._last_checked:
             if pointers[-1] & 15:
-                view_workspace(self._overlaps.function, arrays[-1])  # raises
+                view_workspace(self._overlaps.function, arrays[-1])  # this raises an error
             self._overlaps.check(pointers)
             self._last_checked = pointers[:]
         copies = self._copies(arrays, pointers) if self._copied else None
@@ -80,7 +80,7 @@ class Executable:
             pointers[slot] = self._pointer(array)
         if self._run is not None:
             self._run(pointers)
-        del copies  # not before the kernels have read them
+        del copies  # the kernels have read the copies now
         if self._has_given:
             self._adapter.bump_version(arrays[self._results])
         for slot, source in self._shared:
@@ -88,7 +88,7 @@ class Executable:
         return slots[self._results]
 
     def _copies(self, arrays: Arrays, pointers: list[int]) -> list[ArrayView]:
-        """Copy inputs that kernels cannot read where they lie, and return the copies."""
+        """Copy inputs that kernels cannot read in place, and return the copies."""
         copies = []
         for slot in self._copied:
             view = self._adapter.view(
@@ -123,13 +123,13 @@ class Executable:
 
     @property
     def has_other_rows(self) -> bool:
-        """Whether `resized` may return something."""
+        """Return whether `resized` may return an Executable."""
         return self._resize is not None
 
     def resized(self, x_shape: Shape, leading_axes: int) -> "Executable | None":
-        """Return this for contiguous arrays whose x has other rows, along its first axes.
+        """Return this Executable for contiguous arrays with another number of rows.
 
-        None where that takes other builds.
+        Rows are the leading axes of x. The result is None if that number needs other builds.
         """
         run = self._resize and self._resize(prod(x_shape[:leading_axes]))
         if run is None:
@@ -146,7 +146,7 @@ class Executable:
         another = object.__new__(Executable)
         another.__dict__.update(self.__dict__)
         another._run, another._last_checked, another._allocations = run, [], []
-        statistic = None  # mean and rstd are allocated alike
+        statistic = None  # mean and rstd share one allocator
         for allocation, output in zip(self._allocations, self._outputs, strict=True):
             slot, allocate, model = allocation
             kind, has_model = self._kinds[slot], slot in self._have_models
@@ -164,9 +164,9 @@ class Executable:
         return another
 
     def _allocation(self, views: Views, slot: int, spec: TensorSpec) -> _Allocation:
-        """Return how to allocate an output: like another array, where one has the same spec.
+        """Return how to allocate an output: like another array of its spec and kind, if any.
 
-        That is quicker. Both are of one kind: other rows change them alike.
+        This is quicker. Arrays of one kind change in the same way with the number of rows.
         """
         kind, adapter = self._kinds[slot], self._adapter
         models = (
@@ -185,7 +185,7 @@ class Executable:
 
 @contextmanager
 def _naming(function: str, spec: TensorSpec) -> Iterator[None]:
-    """Name a function in the error for an output that a library cannot have."""
+    """Add the function's name to the error for a dtype that a library does not have."""
     try:
         yield
     except TypeError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Group norms: each group of channels of a sample is shifted and scaled by one statistic."""
+"""Group norms: one statistic shifts, and one scales, each group of channels of a sample."""
 
 from cunorm._group_norm.group_norm import (
     group_norm,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The builds that calls of group norms need, planned as the calls themselves are."""
+"""The builds that calls of group norms need; they are planned as calls are, but without arrays."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,9 +21,9 @@ from cunorm._group_norm.spec import (
     forward_scalars,
 )
 
-FUNCTION = "warmup"  # which errors name
+FUNCTION = "warmup"  # the name of the function in errors
 LAYOUTS = {"channels_last": -1, "channels_first": 1}  # the channel_axis of a contiguous array
-# Fewer samples than these count as few; they are doubled so often where any number may come.
+# Fewer samples are few; more are tried as _FEW_SAMPLES, doubled up to so many times.
 _FEW_SAMPLES, _DOUBLINGS = 64, 25
 Options = dict[str, Any]
 
@@ -31,9 +31,9 @@ Options = dict[str, Any]
 def group_builds(
     name: str, options: Options, samples: list[int] | None, channels: int, device: Device
 ) -> list[KernelBuild]:
-    """Return a function's builds for x of each of these numbers of samples; None: of any.
+    """Return a function's builds for x with each of these numbers of samples; None is any number.
 
-    `options` are as those of `cunorm._row_norm.builds.row_builds`.
+    `options` are those of `cunorm._row_norm.builds.row_builds`.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
 
@@ -49,8 +49,8 @@ def group_builds(
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
     """Yield numbers of samples whose builds serve any number of samples.
 
-    Every small number is tried, as cores share few samples in plans of their own; of the larger
-    numbers powers of two, between which the changes are searched for.
+    Every small number is tried, because cores share few samples in plans of their own. Powers of
+    two are tried above them; a search between two powers finds where the builds change.
     """
     tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]
     yield 1
@@ -89,7 +89,7 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
 
 
 def backward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
-    """Plan the backward of a forward, given what that returns and a dy like its y."""
+    """Plan the backward of a forward, with the forward's results and a dy like its y."""
     forward = forward_plan(name, options, samples, channels, device)
     slots = (GROUP_FORWARD.input_slots, GROUP_FORWARD.result_slots)
     inputs, results = arguments(*slots, forward.specs)

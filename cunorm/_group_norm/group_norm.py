@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Group norm and instance norm with an activation: for inference, and for training."""
+"""Group norm and instance norm with an activation, for inference and for training."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GroupNeeds, SupportsDLPack
@@ -27,63 +27,63 @@ def group_norm(
 ) -> ArrayT:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    The mean is over all positions and the channels of a group of a sample, weight and bias belong
-    to the channel, g is the activation::
+    The mean is over all positions of a sample and all channels of a group. Each channel has its own
+    weight and bias. g is the activation::
 
         n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
         y = g(n)
 
-    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494; with an activation, "GroupNorm
-    Chronicles" (channels-last-groupnorm).
+    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494. The source of the formula with
+    an activation is "GroupNorm Chronicles" (channels-last-groupnorm).
 
     Parameters
     ----------
     x : array
-        Of shape ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: N samples, C channels and
-        any number of axes of positions. float16, bfloat16, float32 or float64; of NumPy, CuPy,
-        PyTorch or JAX, or any other object with ``__dlpack__``.
+        The shape is ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: N samples, C channels
+        and any number of axes of positions. The dtype is float16, bfloat16, float32 or float64. x
+        is of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
     num_groups : int
-        Of neighbouring channels; a divisor of C.
+        The number of groups of neighbouring channels, a divisor of C.
     weight, bias : array, optional
-        Of shape ``(C,)``, each of any of the four dtypes. All arrays are on one device.
+        They have shape ``(C,)``, and each has any of the four dtypes. All arrays are on one device.
     eps : float, optional
-        At least 0, in the unit of x squared; added to the variance.
+        The number, at least 0, that is added to the variance, in the unit of x squared.
     activation : str, optional
         g, such as "silu" or "relu"; None is "identity". The error for an unknown name lists all.
     channel_axis : int, optional
-        -1 or 1, the axis of the channels, whatever the memory layout: a PyTorch tensor of shape
-        (N, C, H, W) has 1, in ``torch.channels_last`` too. -1 here and in `cunorm.jax`; in
-        `cunorm.torch` the default is 1.
+        The axis of the channels, -1 or 1, whatever the memory layout: it is 1 for a PyTorch tensor
+        of shape (N, C, H, W), even in ``torch.channels_last``. The default is -1 here and in
+        `cunorm.jax`, and 1 in `cunorm.torch`.
     dtype : dtype, optional
-        Of y, as a name or a dtype of any framework; by default x's.
+        The dtype of y, as a name or a dtype of any framework; by default x's.
     out : array, optional
-        It is written and returned instead of a new array. It has the memory layout of x, may be
-        exactly x, and overlaps no other input.
+        The array that is written and returned instead of a new one. It has the memory layout of x,
+        may be exactly x, and overlaps no other input.
     workspace : array, optional
         A contiguous array on x's device, of at least `workspace_size` bytes, which the call uses
-        instead of allocating memory. Its content is lost.
+        instead of allocating memory. The call overwrites its content.
 
     Returns
     -------
     array
-        y, of x's shape, memory layout, framework and device.
+        y, with x's shape, memory layout, framework and device.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`; also if x has no channels or no positions, or `workspace` does not fit.
+        As for `normalize`, and also if x has no channels or positions, or `workspace` does not fit.
 
     Notes
     -----
-    The strides say which memory layout x has: channels last, where the channels of a position are
-    contiguous and one stride leads from position to position, or channels first, where the
-    positions of a channel are contiguous. y gets the layout of x. An x with other strides is copied
-    once, to the nearer layout, or else to that of channel_axis.
+    The strides decide which memory layout x has. With channels last, the channels of a position are
+    contiguous, and one stride leads from position to position. With channels first, the positions
+    of a channel are contiguous. y gets the layout of x. An x with other strides is copied once, to
+    the nearer layout if there is one, else to that of channel_axis.
 
     Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
-    the store. The mean is corrected by the mean of the differences from it: a constant group gives
-    y = g(bias) exactly, with eps > 0. No bit of a sample's y depends on other samples. Infinities
-    and NaN stay in their group. In float32 squared deviations overflow if their sum passes 3.4e38.
+    the store. The mean is corrected by the mean of the differences from it, so a constant group
+    gives exactly g(bias) if eps > 0. No bit of a sample's y depends on other samples. Infinities
+    and NaN stay in their group. In float32 a sum of squared deviations overflows beyond 3.4e38.
 
     Examples
     --------
@@ -122,9 +122,9 @@ def instance_norm(
     out: SupportsDLPack | None = None,
     workspace: SupportsDLPack | None = None,
 ) -> ArrayT:
-    """Apply `group_norm` with each channel a group of its own.
+    """Apply `group_norm` with each channel as a separate group.
 
-    With the mean over the positions of one channel of one sample, and g the activation::
+    The mean is over the positions of one channel of one sample, and g is the activation::
 
         n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
         y = g(n)
@@ -167,7 +167,7 @@ def group_norm_forward(
     out: GroupNormForward[SupportsDLPack | None] | None = None,
     workspace: SupportsDLPack | None = None,
 ) -> GroupNormForward[ArrayT]:
-    """Run `group_norm`, and return what `group_norm_backward` needs too.
+    """Run `group_norm`, and also return what `group_norm_backward` needs.
 
     ::
 
@@ -183,8 +183,8 @@ def group_norm_forward(
     eps, activation, channel_axis, dtype, workspace : optional
         As for `group_norm`; weight and bias are optional.
     out : GroupNormForward, optional
-        For each result, an array to write instead of a new one, or None: y as for `group_norm`,
-        mean and rstd contiguous.
+        For each result, an array to write instead of a new one, or None. y is as for `group_norm`;
+        mean and rstd are contiguous.
 
     Examples
     --------
@@ -221,8 +221,8 @@ def group_norm_backward(
 ) -> GroupNormGrads[ArrayT]:
     """Return the gradients of `group_norm`.
 
-    With mean() over the positions and channels of a group of a sample, g' the derivative of the
-    activation (relu'(0) is 0), and n computed again from x::
+    mean() is over the positions and channels of a group of a sample, g' is the derivative of the
+    activation (relu'(0) is 0), and n is computed again from x::
 
         r = (x - mean) * rstd
         n = r * weight + bias
@@ -231,21 +231,21 @@ def group_norm_backward(
         dweight = sum over samples and positions of h * r
         dbias = sum over samples and positions of h
 
-    Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm), with sums about
-    the mean, which do not cancel where the mean is large.
+    Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm). Here sums are
+    about the mean, so they do not cancel where the mean is large.
 
     Parameters
     ----------
     dy : array
-        Gradient of y, of x's shape; float16, bfloat16, float32 or float64. It is copied once if its
-        memory layout is not that of x.
+        The gradient of y has x's shape and is float16, bfloat16, float32 or float64. It is copied
+        once if its memory layout is not that of x.
     x, num_groups, weight, bias, mean, rstd, activation, channel_axis : array, int and str
-        Those of the forward. Without an activation, only the shape and dtype of bias are used, for
-        dbias.
+        The values of the forward. Without an activation, only the shape and dtype of bias are used,
+        for dbias.
     needs : tuple of str, optional
-        The operands whose gradients are wanted, of "x", "weight" and "bias".
+        The operands whose gradients are wanted: "x", "weight" and "bias".
     out : GroupNormGrads, optional
-        For each gradient, an array to write instead of a new one, in its dtype, or None. dx has the
+        For each gradient, an array of its dtype to write instead of a new one, or None. dx has the
         memory layout of x and may be exactly dy or x.
     workspace, accumulate : optional
         As for `group_norm` and `normalize_backward`.
@@ -253,8 +253,8 @@ def group_norm_backward(
     Returns
     -------
     GroupNormGrads
-        ``dx``, in x's dtype and memory layout, ``dweight`` and ``dbias``, in their parameter's
-        dtype. Without operand or need, a field is None.
+        ``dx`` has x's dtype and memory layout. ``dweight`` and ``dbias`` have the dtype of their
+        parameter. A field is None if its operand is absent or its gradient is not wanted.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The group-norm kernels: the macros of their builds, and their argument structs."""
+"""The kernels of group norms: the macros of their builds, and their argument structs."""
 
 import struct
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ TABLE = OperandTable(
 
 
 def forward_inputs(x: object, *, weight: object = None, bias: object = None) -> Arrays:
-    """Return the arrays of a forward in the order of the table."""
+    """Return the inputs of a forward in the order of the table."""
     return (x, weight, bias)
 
 
@@ -44,7 +44,7 @@ def forward_arrays(
     out: GroupNormForward[object] | None = None,
     workspace: object = None,
 ) -> Arrays:
-    """Return inputs, results (those of `out`, else None but for `y`) and the workspace."""
+    """Return a forward's arrays: inputs, results (`out`, or `y` and None), and the workspace."""
     if out is not None:
         return (x, weight, bias, *out, workspace)
     return (x, weight, bias, y, None, None, workspace)
@@ -53,15 +53,15 @@ def forward_arrays(
 def backward_inputs(
     dy: object, x: object, *, weight: object = None, bias: object = None, mean: object, rstd: object
 ) -> Arrays:
-    """Return the arrays of a backward in the order that follows from the table."""
+    """Return the inputs of a backward in the order of the table."""
     return (dy, x, weight, bias, mean, rstd)
 
 
 @dataclass(frozen=True)
 class GroupTypes(KernelTypes):
-    """The operands of a group norm's kernel."""
+    """The dtypes of the operands of a group norm's kernel."""
 
-    kernel: ClassVar[str]  # its source, and its entry point
+    kernel: ClassVar[str]  # the name of its source file and of its entry point
 
     _: KW_ONLY
     x: DType
@@ -100,12 +100,12 @@ class GroupBackwardTypes(GroupTypes):
 
 
 class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
-    """A group norm's kernel with its operands; its number is a forward's eps."""
+    """A group norm's kernel with its operands; a forward's eps is its only number."""
 
     def args(
         self, count: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
-        """Return `struct Arguments`, for so many samples from the first on."""
+        """Return the bytes of `struct Arguments` for a number of samples from the first one on."""
         writer, sizes = self.args_writer(sums), self.geometry.sizes
         writer.pointer("workspace")
         writer.integers(count, first, sizes.positions, sizes.channels, sizes.groups)
@@ -113,7 +113,7 @@ class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
         return writer.finish(struct.pack(f"<{len(self.numbers)}d", *self.numbers))
 
     def access(self, alignments: Alignments) -> int:
-        """Return how many elements alignment lets a GPU's thread move at once."""
+        """Return how many elements a GPU's thread can move at once with these alignments."""
         sizes, strides = self.geometry.sizes, dict[str, tuple[int, ...]](self.layouts)
         if not sizes.channels_last:
             return self.types.access(sizes.positions, strides, self.slots, alignments)

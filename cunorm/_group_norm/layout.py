@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the channels and positions of x lie in memory, read off its shape and strides."""
+"""The layout of channels and positions in memory, which follows from the shape and strides of x."""
 
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +11,7 @@ from cunorm._core.dtypes import DType, compute_type
 from cunorm._core.operands import Kind, Slot
 from cunorm._core.tensor import WHOLE, Shape, TensorSpec, collapsed, is_contiguous
 
-LINE = 16  # elements to which rows of channels are padded
+LINE = 16  # rows of channels are padded to a multiple of so many elements
 _LIMIT = 2**31
 
 Lines = tuple[int, int]  # the strides from sample to sample and from line to line, in elements
@@ -24,7 +24,7 @@ class Samples(NamedTuple):
     positions: int
     channels: int
     groups: int
-    channels_last: bool  # in memory
+    channels_last: bool  # the layout in memory
 
     @property
     def elements(self) -> int:
@@ -36,20 +36,20 @@ class Samples(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        """Return the elements of a row of channels in memory: `sum_pitch` in C++."""
+        """Return the elements from one row of channels to the next, as `sum_pitch` in C++ does."""
         return -(-self.channels // LINE) * LINE
 
 
 @dataclass(frozen=True)
 class GroupGeometry(CallGeometry):
-    """How x falls into samples, positions and groups of channels."""
+    """The division of x into samples, positions and groups of channels."""
 
     float64_source = "x"
     absent = (0, 0)
 
     sizes: Samples
-    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
-    result_axes: tuple[int, ...]  # of results, from the outermost in memory
+    axes: tuple[int, ...]  # the axes of x in the kernel's order: samples, then lines
+    result_axes: tuple[int, ...]  # the axes of results from the outermost in memory on
 
     @property
     def copy_axes(self) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class GroupGeometry(CallGeometry):
             )
 
     def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
-        """Return the spec of a new output; one like x has its memory layout."""
+        """Return the spec of a new output; an output like x has the memory layout of x."""
         if kind is Kind.LIKE_X:
             return x._replace(dtype=dtype).dense(self.result_axes)
         return super().new_output(x, kind, dtype)
@@ -94,10 +94,10 @@ class GroupGeometry(CallGeometry):
 def group_geometry(
     function: str, x: TensorSpec, num_groups: int | None, channel_axis: int
 ) -> GroupGeometry:
-    """Return the samples of x; a num_groups of None is the number of channels.
+    """Return the geometry of x; a num_groups of None is the number of channels.
 
-    The memory layout is the one that the strides of x fit, else the nearer one, else that of
-    channel_axis.
+    If the strides of x fit only one memory layout, this is the layout; otherwise it is the nearer
+    layout or, if neither is nearer, the layout that channel_axis suggests.
     """
     shape, ndim = x.shape, len(x.shape)
     if channel_axis not in (-1, 1):
@@ -128,7 +128,7 @@ def group_geometry(
     else:
         nearer = None if fits_last else _nearer_to_last(x, last)
         results_last = channel_axis == -1 if nearer is None else nearer
-        # The memory of one position or of one channel is the same: longer lines are faster.
+        # One position, or one channel, has the same memory in both layouts. Longer lines are fast.
         same = positions == 1 or channels == 1
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
@@ -138,7 +138,7 @@ def group_geometry(
 
 
 def _size_of(channel: int, ndim: int) -> str:
-    """Return what the number of channels is, for an error."""
+    """Return, for an error, which axis has the number of channels."""
     if channel < ndim - 1:
         return "x.shape[1] (channel_axis=-1 is for channels last)"
     hint = " (channel_axis=1 is for channels first)" if ndim > 2 else ""
@@ -146,7 +146,7 @@ def _size_of(channel: int, ndim: int) -> str:
 
 
 def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
-    """Whether the channels of an array that fits neither layout lie closer than its positions."""
+    """Return whether channels lie closer together than positions; the array fits neither layout."""
     (_, *sizes, _), (_, *strides, channel) = x.permuted(last)[:2]
     closest = min(
         (abs(s) for s, n in zip(strides, sizes, strict=True) if n > 1), default=abs(channel)
@@ -155,7 +155,7 @@ def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
 
 
 def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
-    """Return the strides of samples and of lines, of an array in the kernel's order of axes."""
+    """Return the strides of samples and of lines; the spec's axes are in the kernel's order."""
     shape, strides = spec.shape, spec.strides
     lines = (shape[1:-1], strides[1:-1]) if channels_last else (shape[1:2], strides[1:2])
     line = (shape[-1:], strides[-1:]) if channels_last else (shape[2:], strides[2:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The group norms' OpDefs: how their calls are planned, and their launches on a device."""
+"""The OpDefs of the group norms: how a call is planned, and its launches on a device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from cunorm.reference.rows import store
 
 
 def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a forward; the specs are those of the table's inputs, then of its results."""
+    """Plan a forward; `specs` are those of the table's inputs, then those of its results."""
     function, (inputs, given) = spec.function, by_name(GroupForwardTypes, specs)
     geometry = group_geometry(function, present(inputs["x"]), spec.num_groups, spec.channel_axis)
     check_inputs(function, GroupForwardTypes, inputs, geometry)
@@ -36,14 +36,14 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a backward; the specs are those of the table's inputs, then of its results."""
+    """Plan a backward; `specs` are those of the table's inputs, then those of its results."""
     inputs, given = by_name(GroupBackwardTypes, specs)
     x = present(inputs["x"])
     geometry = group_geometry(spec.function, x, spec.num_groups, spec.channel_axis)
     check_inputs(spec.function, GroupBackwardTypes, inputs, geometry)
     check_gradients(spec, GroupBackwardTypes, inputs, given)
     results, outputs = check_results(spec, GroupBackwardTypes, inputs, given, geometry)
-    # Without an activation, n is not needed, nor weight without dx.
+    # Without an activation, n is not needed. Without an activation and dx, weight is not needed.
     needs_n = spec.activation != "identity"
     reads = inputs if needs_n else inputs | {"bias": None}
     if not needs_n and results["dx"] is None:
@@ -64,8 +64,8 @@ def _lower(kernel: GroupKernel, caps: Caps, alignments: Alignments) -> Lowered:
     else:
         schedule = cuda_schedule(types, one_sample, kernel.access(alignments), caps)
     itemsize, samples = types.compute.itemsize, sizes.samples
-    size = samples * schedule.parts * sizes.pitch  # of the sums for a parameter
-    # Those for dbias have room beside those for dweight, even if they are not wanted.
+    size = samples * schedule.parts * sizes.pitch  # the size of the sums for one parameter
+    # The sums for dbias have room after those for dweight, even if dbias is not wanted.
     has_dweight = params.dweight is not None
     workspace = schedule.handed_size + (2 if has_dweight else params.outputs) * size
     first = schedule.handed_size * itemsize
@@ -91,7 +91,7 @@ def _lower(kernel: GroupKernel, caps: Caps, alignments: Alignments) -> Lowered:
 
 
 def _workspace_bound(kernel: GroupKernel, caps: Caps | None) -> int:
-    """Return the bytes that a call takes at most; on some GPU, for caps of None."""
+    """Return the most bytes that a call takes; caps of None are those of any GPU."""
     some = SOME_GPUS if caps is None else (caps,)
     return max(_lower(kernel, one, None).workspace for one in some)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How the group-norm kernels are built and started, on a GPU and on a CPU.
+"""The builds and launches of the group-norm kernels, on a GPU and on a CPU.
 
-The tiles of a sample, and on a GPU whether a block or a cluster makes all passes, depend on its
-shape, the operands' dtypes and the GPU alone. So a sample's results depend neither on other samples
-nor on alignment. No result depends on a CPU's launches.
+The tiles of a sample depend only on its shape, the operands' dtypes and the GPU; so does the choice
+whether one launch makes all passes. So a sample's results depend neither on other samples nor on
+alignment. No result depends on a CPU's launches.
 """
 
 from dataclasses import replace
@@ -18,34 +18,34 @@ from cunorm._group_norm.tiling import VALUES, Tiling, cpu_tiling, cuda_tiling
 
 
 class Schedule(NamedTuple):
-    """The launches for a chunk of samples; their grids are those of one sample."""
+    """The launches for a chunk of samples; the grid of each launch is that for one sample."""
 
     passes: tuple[Launch, ...]
     chunk: int
     part_positions: int
-    parts: int  # of a sample
-    handed_size: int  # elements in the workspace, for what a chunk's passes hand on
-    shares: int = 0  # of a sample, for a CPU's threads; if not 0, a chunk is one block
+    parts: int  # the parts of a sample
+    handed_size: int  # the elements of workspace with which a chunk's passes hand on values
+    shares: int = 0  # the shares of a sample for a CPU's threads; if not 0, a chunk is one block
 
 
-# The passes that a launch makes: finding, combining, writing.
+# The passes that a launch makes: FIND, COMBINE and WRITE.
 _ALL, _FIND, _COMBINE_AND_WRITE = (True, True, True), (True, False, False), (False, True, True)
-# GPUs with little and much shared memory, without and with clusters. Plans for any other GPU take
-# no more memory than plans for one of these.
+# GPUs with little and much shared memory, without and with clusters. A plan for any other GPU
+# takes no more memory than the plan for one of these GPUs.
 SOME_GPUS = tuple(
     GpuCaps(MAX_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
-# The most bytes of a chunk that a CPU's threads share, so that the last pass finds them in caches;
-# of a sample that one core takes; and the samples, or groups, that suffice for all cores.
+# The most bytes of a chunk that a CPU's threads share, so that the last pass finds it in caches;
+# the most bytes of a sample that one core takes; the number of samples, or groups, for all cores.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
-_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch, each of which hands on values
-# The most bytes of h (see group_norm_backward.cu) that a thread keeps between the passes, or memory
-# for a chunk; and the activations for which h is quickly computed again.
+_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch; each hands on values
+# The most bytes of h (see group_norm_backward.cu) that a thread, or the workspace for a chunk,
+# keeps between passes; and the activations for which h is quick to compute again.
 _CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 256 << 10, 12 << 20, ("identity", "relu")
-_CPU_SMALL = 1 << 15  # elements that one core takes in any case
-MAX_SHARES = 256  # of a chunk: enough for all threads
+_CPU_SMALL = 1 << 15  # one core takes all samples of at most so many elements
+MAX_SHARES = 256  # the most shares of a chunk, which are enough for all threads
 
 
 def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) -> Schedule:
@@ -74,9 +74,9 @@ def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) 
 
 
 def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
-    """Plan the launches on a CPU, which make all passes.
+    """Plan the launches on a CPU; each launch makes all passes.
 
-    A block has some groups of a sample, or a whole chunk, whose strips threads share.
+    A block has some groups of a sample, or a whole chunk with strips that threads share.
     """
     tiling = cpu_tiling(types, sizes)
     macros = (*_macros(types, sizes, channels=0, groups=0), *tiling.macros(1, async_copies=False))
@@ -109,9 +109,9 @@ def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
 def _cpu_kept_h(
     types: GroupTypes, sizes: Samples, pack: int, block_groups: int, chunk: int
 ) -> tuple[Macros, int]:
-    """Return where h is kept, and for how many of its elements a sample has room in the workspace.
+    """Return the macro that keeps h, and the elements of h per sample in the workspace.
 
-    There is room even if h is not kept there, so that the size does not depend on the activation.
+    The workspace has this room even if h is not kept, so its size does not depend on activations.
     """
     lines, row = sizes.positions, sizes.group_channels * (block_groups or sizes.groups)
     if not sizes.channels_last:
@@ -128,7 +128,7 @@ def _cpu_kept_h(
 
 
 def _cpu_block_groups(sizes: Samples, sample_bytes: int) -> int:
-    """Return the number of groups of which one core makes all passes; 0: cores share all."""
+    """Return how many groups of a sample one core takes in all passes; 0: cores share groups."""
     if sizes.elements <= _CPU_SMALL:
         return sizes.groups
     if not sizes.channels_last:
@@ -147,7 +147,7 @@ def _schedule(
     handed: int,
     shared: int,
 ) -> Schedule:
-    """Return the launches of passes with their blocks; a sample hands on `handed` elements."""
+    """Return the launches of passes with numbers of blocks; a sample hands on `handed` elements."""
     launches = []
     for flags, blocks in passes:
         found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)

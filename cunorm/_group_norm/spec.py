@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The scalars of a group norm's call, checked: GroupForwardSpec and GroupBackwardSpec."""
+"""The checked scalars of a group norm's call: GroupForwardSpec and GroupBackwardSpec."""
 
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -25,16 +25,16 @@ class _NumGroups(Enum):
     EACH_CHANNEL = auto()
 
 
-# Stands for as many groups as channels. torch.compile takes an Enum for it, but no bare object.
+# A num_groups that is the number of channels. torch.compile takes an Enum, but no bare object.
 EACH_CHANNEL: Final = _NumGroups.EACH_CHANNEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupNormSpec:
-    """The scalars of both directions of a group norm."""
+    """The scalars that both directions of a group norm have."""
 
     function: str
-    num_groups: int | None  # None: EACH_CHANNEL
+    num_groups: int | None  # None is EACH_CHANNEL
     activation: str
     channel_axis: int
 
@@ -46,7 +46,7 @@ class GroupNormSpec:
         return 0
 
     def options(self, x: Any) -> dict[str, Any]:
-        """Return the keyword arguments that both directions of `group_norm` have, for an x."""
+        """Return the keyword arguments that both directions of `group_norm` take for an x."""
         options = {"activation": self.activation, "channel_axis": self.channel_axis}
         return options | {"num_groups": self.statistics_shape(x.shape)[1]}
 
@@ -103,7 +103,7 @@ def backward_scalars(
     needs: object = NEEDS,
     accumulate: bool = False,
 ) -> Scalars:
-    """Return a backward's scalars, as `forward_scalars` does."""
+    """Return a backward's scalars in the way that `forward_scalars` does."""
     return (function, num_groups, activation, channel_axis, needs, accumulate)
 
 
@@ -116,7 +116,7 @@ def _activation(function: str, argument: str, value: object) -> str:
     return validate.activation(function, argument, name)
 
 
-# How scalars are checked, by name; the others are not the caller's.
+# The checks of scalars by name. Scalars that the caller does not give have no check.
 CHECKS: Checks = {
     "num_groups": _num_groups,
     "activation": _activation,
@@ -132,6 +132,6 @@ CHECKS: Checks = {
 def backward_spec(
     forward: GroupForwardSpec, _: object, needs: tuple[str, ...]
 ) -> GroupBackwardSpec:
-    """Return the spec of a forward's backward; the second argument is for row norms."""
+    """Return the spec of a forward's backward; only row norms use the second argument."""
     norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
     return GroupBackwardSpec(**norm, needs=needs, accumulate=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tiles: how a sample is cut into a tile for each block, and how threads share a tile."""
+"""Tiles: the cut of a sample into a tile for each block, and the threads that share a tile."""
 
 from typing import NamedTuple
 
@@ -10,48 +10,48 @@ from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._group_norm.kernels import GroupForwardTypes, GroupTypes
 from cunorm._group_norm.layout import LINE, Samples
 
-PACK_BYTES = 32  # of a pack in the compute type; a thread has several packs in registers
-VALUES = 3  # that a part of a sample hands on for each group
-_PACKS, _WARP = 12, 32  # packs of an operand that each thread of a GPU should have
-_RUN = 16  # packs that a thread adds up one by one: `run` in C++
-_BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
-# The least contiguous bytes of an operand in a tile, if a sample has them, and the most blocks of a
-# cluster. Plans take the first fit with the widest packs whose tiles are not twice as large as
-# wanted, else the first one: then two samples give most multiprocessors a block. Shorter lines and
-# larger clusters cost many samples a little.
+PACK_BYTES = 32  # the bytes of a pack in the compute type; a thread has several packs in registers
+VALUES = 3  # the values that a part of a sample hands on for each group
+_PACKS, _WARP = 12, 32  # packs of an operand for each thread of a GPU; lanes of a warp
+_RUN = 16  # the packs that a thread adds up one by one: `run` in C++
+_BLOCKS = 4  # the blocks on a multiprocessor for which float32's registers leave room
+# (contiguous bytes of an operand in a tile, blocks of a cluster): the least bytes, if a sample has
+# so many, and the most blocks. Plans take the first fit that has the widest packs and tiles at
+# most twice as large as wanted, else the first fit. Then two samples give most multiprocessors a
+# block. Shorter lines and larger clusters make many samples a little slower.
 _FITS = ((128, 8), (64, 8), (128, 16), (64, 16), (32, 16))
-# Blocks that share a multiprocessor's shared memory, and the most threads of each block. Where no
-# tile leaves room for a second block, a block with a small tile is alone. Other samples are
-# streamed by blocks that share, in lines with the widest packs.
+# (blocks that share a multiprocessor's shared memory, threads of a block). If no tile leaves room
+# for a second block, a block with a small tile is alone. Samples without such a tile are streamed
+# by blocks that share, in lines with the widest packs.
 _SHARING, _ALONE = (2, 128), (1, 256)
 _STREAMED_LINES = (64, 128)
 _CLUSTERS = (1, 2, 4, 8, 16)
 # The least bytes of a channels-first unit, and the most channels of a unit of several groups.
 _UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
-_RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
+_RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and alignment
 _MIN_TILE = 24 << 10  # about the least bytes of an operand in a tile
-# Lines, or packs of a channel, of a tile on a CPU: they stay in a core's caches. The most bytes
-# of a pack of a line in the compute type: each of its sums takes 8 registers of AVX-512.
+# The lines, or packs of a channel, of a CPU's tile, which stays in a core's caches; and the most
+# bytes of a line's pack in the compute type: each sum of the pack takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 
 
 class Tiling(NamedTuple):
     """A block's tile and its threads: the constants of `struct Tile` in group_tile.cuh."""
 
-    unit_groups: int  # the groups of a tile; of one group it may have some channels only
+    unit_groups: int  # the groups of a tile, which may have only some channels of a single group
     channel_threads: int
     position_threads: int
     pack: int
     part_positions: int
-    parts: int  # along the positions of a sample
-    channel_parts: int = 1  # along the channels of a group
-    cluster: int = 0  # blocks that make all passes over a unit; 0: there are several launches
-    blocks_per_sm: int = 1  # for which registers leave room
-    has_runs: bool = False  # a thread has so many packs that it adds up sums of runs of packs
+    parts: int  # the parts along the positions of a sample
+    channel_parts: int = 1  # the parts along the channels of a group
+    cluster: int = 0  # the blocks that make all passes over a unit; 0: there are several launches
+    blocks_per_sm: int = 1  # the blocks for which registers leave room
+    has_runs: bool = False  # a thread has many packs, so it adds up sums of runs of packs
 
     @property
     def threads(self) -> int:
-        """Return how many threads a block has: whole warps."""
+        """Return the number of threads of a block, which are whole warps."""
         return -(-self.channel_threads * self.position_threads // _WARP) * _WARP
 
     def shared(self, types: GroupTypes, channels_last: bool) -> int:
@@ -76,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
-    """Return a CPU's tiles: strips of the lines of a part, or of a channel."""
+    """Return a CPU's tiles, which are strips of the lines of a part, or of a channel."""
     pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
     if sizes.channels_last:
         pack, positions = _cpu_line_pack(types, sizes.channels), _CPU_LINES
@@ -84,9 +84,9 @@ def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
-    """Return how many channels of a line are taken at once: all, if they are few.
+    """Return how many channels of a line are taken at once; few channels are all taken at once.
 
-    Parts of longer lines are shorter in a backward: this was measured to be faster.
+    A backward takes fewer channels of longer lines, because this was measured to be faster.
     """
     longest = _CPU_LINE_BYTES // types.compute.itemsize
     if channels % LINE:
@@ -98,12 +98,12 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 
 
 def cuda_tiling(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
-    """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
+    """Return a GPU's tiles; a block or a cluster has whole groups, if they fit."""
     return _Tilings(types, sizes, gpu).best()
 
 
 class _Tilings(NamedTuple):
-    """The tilings among which that of a GPU is chosen."""
+    """The tilings from which that of a GPU is chosen."""
 
     types: GroupTypes
     sizes: Samples
@@ -127,7 +127,7 @@ class _Tilings(NamedTuple):
         return found[0]._replace(blocks_per_sm=max(1, room))
 
     def _fits(self, wanted: int, blocks: int, threads: int) -> list[Tiling]:
-        """Return a tiling for each of _FITS: the fewest blocks whose tiles are small, or most."""
+        """Return a tiling for each fit: the fewest blocks that make tiles small, else the most."""
         features, found = self.gpu.features, []
         largest = features.largest_cluster if features.clusters else 1
         for line, most in _FITS:
@@ -152,9 +152,9 @@ class _Tilings(NamedTuple):
             parts += -(-parts // 8)
 
     def _tiling(self, line_bytes: int, blocks: int, threads: int, streamed: bool = False) -> Tiling:
-        """Return tiles of lines of these bytes, with these blocks for a unit.
+        """Return tiles with lines of so many bytes, and so many blocks for a unit.
 
-        Its `cluster` is 0 where they make no cluster.
+        The tiling's `cluster` is 0 if these blocks make no cluster.
         """
         types, sizes, groups = self.types, self.sizes, self._unit_groups(line_bytes)
         channels = groups * sizes.group_channels
@@ -185,7 +185,7 @@ class _Tilings(NamedTuple):
         )
 
     def _unit_groups(self, line: int) -> int:
-        """Return the groups of a unit: enough bytes for a line, but no more than some channels."""
+        """Return the groups of a unit: enough for the bytes of a line, but limited in channels."""
         sizes, size = self.sizes, self.sizes.group_channels * self.types.x.itemsize
         if not sizes.channels_last:
             size, line = size * sizes.positions, _UNIT_BYTES

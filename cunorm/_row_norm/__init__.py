@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row norms: each row of x, all its axes from `axis` to the last, is scaled by one statistic."""
+"""Row norms: one statistic scales each row of x; a row is all axes from `axis` to the last."""
 
 from .l2_norm import l2_norm, l2_norm_backward, l2_norm_forward
 from .layer_norm import add_layer_norm, layer_norm, layer_norm_backward, layer_norm_forward

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The builds that calls of row norms need, planned as the calls themselves are, with no arrays."""
+"""The builds that calls of row norms need; they are planned as calls are, but without arrays."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from cunorm._row_norm.spec import (
     forward_scalars,
 )
 
-FUNCTION = "warmup"  # which errors name
+FUNCTION = "warmup"  # the name of the function in errors
 _MANY = 1 << 31
 Options = dict[str, Any]
 
@@ -25,10 +25,10 @@ Options = dict[str, Any]
 def row_builds(
     name: str, options: Options, rows: list[int] | None, width: int, device: Device
 ) -> list[KernelBuild]:
-    """Return a function's builds for x of each of these numbers of rows; None: of any.
+    """Return the builds of a function for x with each of these numbers of rows; None is any number.
 
     A CPU has other builds for outputs larger than its caches, and for few long rows. `options` has
-    the dtype of x, the dtypes of other operands, None where absent, and scalars.
+    scalars, the dtype of x, and the dtypes of other operands, None for an absent operand.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
@@ -37,7 +37,7 @@ def row_builds(
 
 
 def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
-    """Plan a forward that saves its statistics, for an x of (rows, width)."""
+    """Plan a forward that saves its statistics, for an x of shape (rows, width)."""
     scalars = forward_scalars(
         *(FUNCTION, _options(options)),
         center="layer_norm" in name or options["center"],
@@ -54,7 +54,7 @@ def forward_plan(name: str, options: Options, shape: tuple[int, int], device: De
 
 
 def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
-    """Plan the backward of a forward, given what that returns and a dy like its y."""
+    """Plan the backward of a forward, with the forward's results and a dy like its y."""
     forward = forward_plan(name, options, shape, device)
     inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
     x, stream, rstd = present(inputs["x"]), results["residual"], present(results["rstd"])

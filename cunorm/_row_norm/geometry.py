@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How x falls into rows, and the shapes and strides of the operands."""
+"""The division of x into rows, and the shapes and strides of the operands."""
 
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +15,7 @@ _WIDTH_LIMIT = 2**31
 
 
 class RowShape(NamedTuple):
-    """The rows that have statistics: `rows` in each of `groups` groups of `width` columns."""
+    """The rows that have statistics: `rows` rows in each of `groups` groups of `width` columns."""
 
     rows: int
     width: int
@@ -27,18 +27,18 @@ class RowShape(NamedTuple):
 
     @property
     def row_width(self) -> int:
-        """Return the elements of a row of all groups."""
+        """Return the number of elements of a row with all its groups."""
         return self.width * self.groups
 
     def not_empty(self) -> "RowShape":
-        """Return this, or one row if there is none: a launch plan needs one."""
+        """Return this shape, or one row if it has none, because a launch plan needs a row."""
         return self if self.rows else self._replace(rows=1)
 
     def sums_pitch(self, *, twice: bool) -> int:
-        """Return the elements from one row of partial sums to the next.
+        """Return the number of elements from one row of partial sums to the next.
 
-        `twice`: a row of recent sums follows each. A row is whole cache lines of a CPU, as
-        `sum_pitch` has it in C++.
+        If `twice`, each row is followed by a row of recent sums. A row fills whole cache lines of a
+        CPU, as `sum_pitch` in C++ does.
         """
         pitch = -(-self.row_width // 16) * 16
         return 2 * pitch if twice else pitch
@@ -46,7 +46,7 @@ class RowShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry(CallGeometry):
-    """How x falls into rows, and rows into groups of columns."""
+    """The division of x into rows, and of rows into groups of columns."""
 
     float64_source = "x, its residual stream or x_dtype"
     absent = SINGLE_ROW
@@ -83,7 +83,7 @@ class Geometry(CallGeometry):
 def row_geometry(
     function: str, x: TensorSpec, compute: DType, axis: int, groups: int = 1
 ) -> Geometry:
-    """Return the rows of x, all axes from `axis` to the last, and their groups."""
+    """Return the geometry of x; a row is all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
     if ndim == 0:
         raise ValueError(f"{function}: x has shape (), expected at least one axis")

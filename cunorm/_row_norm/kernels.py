@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The row norms' operands; the macros of their kernels' builds, and the argument structs."""
+"""The row norms' operands, the macros of their kernels' builds, and the argument structs."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from cunorm._core.tensor import Arrays
 from cunorm._row_norm.geometry import Geometry
 from cunorm.results import NormForward, NormGrads
 
-# A backward's x is the new residual stream, if the forward had one.
+# The x of a backward is the new residual stream, if the forward had a stream.
 TABLE = OperandTable(
     inputs=(
         Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
@@ -46,7 +46,7 @@ def forward_inputs(
     gate: object = None,
     residual: object = None,
 ) -> Arrays:
-    """Return the arrays of a forward in the order of the table."""
+    """Return the inputs of a forward in the order of the table."""
     return (x, weight, bias, gate, residual)
 
 
@@ -60,7 +60,7 @@ def forward_arrays(
     y: object = None,
     out: NormForward[object] | None = None,
 ) -> Arrays:
-    """Return inputs, results (those of `out`, else None but for `y`) and no workspace."""
+    """Return a forward's arrays: inputs, results (`out`, or `y` and None), and no workspace."""
     if out is not None:
         return (x, weight, bias, gate, residual, *out, None)
     return (x, weight, bias, gate, residual, y, None, None, None, None)
@@ -79,19 +79,19 @@ def backward_arrays(
     out: NormGrads[object] | None = None,
     workspace: object = None,
 ) -> Arrays:
-    """Return inputs in the order that follows from the table, results and the workspace."""
+    """Return a backward's arrays in the order of the table: inputs, results and the workspace."""
     results = NO_GRADS if out is None else out
     return (dy, d_residual, x, weight, bias, gate, mean, rstd, *results, workspace)
 
 
 class Formula(NamedTuple):
-    """The formula of a build, as far as its operands do not say it."""
+    """The part of a build's formula that the presence of operands does not decide."""
 
     center: bool = False
-    activation: str = "identity"  # of the gate
+    activation: str = "identity"  # the activation of the gate
     pre_gate: bool = False
     weight_offset: bool = False
-    rounded: DType | None = None  # to which k * r is rounded before weight
+    rounded: DType | None = None  # k * r is rounded to this dtype before it is multiplied by weight
 
     def macros(self) -> Macros:
         return (
@@ -108,7 +108,7 @@ _PLAIN = Formula()
 
 @dataclass(frozen=True)
 class _RowTypes(KernelTypes):
-    """The operands of a row norm's kernel."""
+    """The dtypes of the operands of a row norm's kernel."""
 
     _: KW_ONLY
     gate: DType | None = None
@@ -118,9 +118,9 @@ class _RowTypes(KernelTypes):
         return (*super().macros(), *self.formula.macros())
 
     def held_itemsizes(self) -> list[int]:
-        """Return the bytes that a thread holds for an element of a row, by operands and sums.
+        """Return how many bytes a thread holds for an element of a row, for each operand and sum.
 
-        Operands are held as they are stored, or as float64 if that is the compute type.
+        Operands are held as they are stored, or as float64 if float64 is the compute type.
         """
         compute = self.compute.itemsize
         dtypes = [dtype for dtype in self.held() if dtype]
@@ -128,7 +128,7 @@ class _RowTypes(KernelTypes):
         return held + [compute] * sum(getattr(self, name) for name in self.sums())
 
     def held(self) -> list[DType | None]:
-        """Return the dtypes of what a thread holds of a row, but for sums."""
+        """Return the dtypes of the operands that a thread holds of a row."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ class ForwardTypes(_RowTypes):
     residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
-        """Return what is held between the passes: p, which is s if there is no pre-gate."""
+        """Return the dtypes held between the passes: that of p, or of s without a pre-gate."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
@@ -166,14 +166,14 @@ class BackwardTypes(_RowTypes):
 
 
 RowTypes = ForwardTypes | BackwardTypes
-SumOffsets = tuple[int | None, int | None]  # in bytes, of the sums for dweight and for dbias
+SumOffsets = tuple[int | None, int | None]  # bytes before the sums for dweight and for dbias
 
 
 class RowKernel(Kernel[RowTypes, Geometry]):
     """A row norm's kernel with its operands."""
 
     def args(self, sums: SumOffsets) -> KernelArgs:
-        """Return `struct Arguments`."""
+        """Return the bytes of `struct Arguments`."""
         writer = self.args_writer(sums)
         rows, width, groups = self.geometry.rows
         writer.sized(rows)
@@ -181,7 +181,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return writer.finish(numbers_of(self.types.compute, self.numbers))
 
     def sums(self, sums_size: int) -> SumOffsets:
-        """Return where sums of so many elements begin in the workspace."""
+        """Return the byte offsets in the workspace of sums that have `sums_size` elements."""
         types = self.types
         if isinstance(types, ForwardTypes):
             return None, None
@@ -189,7 +189,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
 
     def access(self, alignments: Alignments) -> int:
-        """Return how many elements alignment lets a GPU's thread move at once."""
+        """Return how many elements a GPU's thread can move at once with these alignments."""
         parameters = names_of(self.types.inputs, Kind.PARAMETER)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         strides |= {name: layout.strides for name, layout in self.layouts.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The L2 norm: for inference, and forward and backward for training."""
+"""The L2 norm: the function for inference, and the forward and the backward for training."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.types import ArrayT, DTypeLike, SupportsDLPack
@@ -27,9 +27,9 @@ def l2_norm(
 
         y = x / sqrt(sum(x * x) + eps)
 
-    Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean.
-    ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead.
-    Result, errors, rounding, overflow and strides are as for `normalize`.
+    The source is `normalize` with c = 1, but eps is added to the sum of squares, not to their
+    mean. ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead. The
+    result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
@@ -60,21 +60,21 @@ def l2_norm_forward(
     dtype: DTypeLike | None = None,
     out: NormForward[SupportsDLPack | None] | None = None,
 ) -> NormForward[ArrayT]:
-    """Run `l2_norm`, and return what `l2_norm_backward` needs too.
+    """Run `l2_norm`, and also return what `l2_norm_backward` needs.
 
-    With d the number of elements of a row, or of a group's slice of it::
+    d is the number of elements of a row, or of a group's slice of a row::
 
         rstd = sqrt(d) / sqrt(sum(x * x) + eps)
         y = x * rstd / sqrt(d)
 
-    Source, errors and rounding: `normalize_forward` with c = 1 and eps / d. mean and residual are
-    None.
+    The source, errors and rounding are those of `normalize_forward` with c = 1 and eps / d. mean
+    and residual are None.
 
     Parameters
     ----------
     x : array
     eps, axis, groups, dtype, out : optional
-        As for `normalize_forward`; eps is added to the sum of squares.
+        As for `normalize_forward`, but eps is added to the sum of squares.
 
     Examples
     --------
@@ -100,14 +100,14 @@ def l2_norm_backward(
 ) -> NormGrads[ArrayT]:
     """Return the gradient of `l2_norm`.
 
-    With d the number of elements of a row, or of a group's slice of it::
+    d is the number of elements of a row, or of a group's slice of a row::
 
         r = x * rstd
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source, errors and rounding: `normalize_backward` with c = 1. dresidual is dx; the other
-    gradients are None.
+    The source, errors and rounding are those of `normalize_backward` with c = 1. dresidual is dx;
+    the other gradients are None.
 
     Parameters
     ----------

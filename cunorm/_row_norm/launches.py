@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launch plans of the row norms, on a GPU and on a CPU."""
+"""The launch plans of row norms on a GPU and on a CPU."""
 
 import math
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.tiling import Team, blocks_with_room, cuda_team
 
-# The most blocks of a backward on a multiprocessor, by the most columns of a block. Each block
-# writes partial sums of its columns, which param_grad reads.
+# (columns of a block, blocks): a backward with at most so many columns in a block has at most so
+# many blocks on a multiprocessor. Each block writes partial sums, which param_grad reads.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
-_MAX_STAGES = 4  # rows on their way to shared memory
-_STAGED_BYTES = 40 << 10  # of these rows on a multiprocessor, if there are rows enough
-_MAX_COPIES = 12  # of a thread for an operand's row; each copy takes registers
-_RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and the kernel's variables
-_SENT_BYTES = 48  # that each warp of a cluster sends, as wide as float64
+_MAX_STAGES = 4  # the most rows on their way to shared memory
+_STAGED_BYTES = 40 << 10  # the bytes of these rows on a multiprocessor, if there are enough rows
+_MAX_COPIES = 12  # the most copies of a thread for an operand's row; each copy takes registers
+_RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and variables
+_SENT_BYTES = 48  # the bytes that each warp of a cluster sends, as wide as float64
 
 
 class RowLaunch(NamedTuple):
-    """A launch, and how it follows from the number of rows."""
+    """A launch, and how the launch depends on the number of rows."""
 
     launch: Launch
-    # Returns into how many runs so many rows are cut, and the macros that follow from the number of
-    # rows. Numbers of rows with the same macros have the same build.
+    # Takes a number of rows; returns the number of runs into which they are cut, and the macros
+    # that depend on the number of rows. Numbers of rows with equal macros have the same build.
     cut: Callable[[int], tuple[int, Macros]]
-    blocks_per_part: int  # of a run
-    row_parts: int = 0  # of each row, if a CPU's threads share rows
+    blocks_per_part: int  # the blocks of a run
+    row_parts: int = 0  # the parts of each row if a CPU's threads share rows, else 0
 
 
 def cuda_forward(
@@ -45,7 +45,7 @@ def cuda_forward(
     if shape.width > team.chunk:
         blocks = _streamed_blocks(types, shape.width, team, gpu)
         max_parts = min(max_parts, max(1, blocks // blocks_per_part))
-    if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
+    if access < team.pack or axes > 1:  # loads in parts, or from several axes, need more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(shape.width, shape.groups, access, axes)
     return _cuda_launch(KernelBuild("row_norm_forward", macros), team, shape, max_parts)
@@ -59,7 +59,7 @@ def _cuda_launch(
     sums_pitch: int = 0,
     shared: int = 0,
 ) -> RowLaunch:
-    """Return the launch of at most so many runs of rows; a pitch of 0: none has partial sums."""
+    """Return a launch of at most `max_parts` runs of rows, without partial sums if pitch is 0."""
 
     def cut(rows: int) -> tuple[int, Macros]:
         return min(-(-rows // team.rows_per_block), max_parts), ()
@@ -71,7 +71,7 @@ def _cuda_launch(
 
 
 def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
-    """Return how threads share rows, with no more blocks on a multiprocessor than its threads."""
+    """Return how threads share rows; a multiprocessor has no more blocks than threads for them."""
     team = cuda_team(types, width, gpu.features)
     most = max(1, gpu.max_threads_per_sm // team.threads)
     if int(gpu.compute_capability) >= 100:
@@ -82,7 +82,7 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
 def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) -> int:
     """Return how many blocks stream rows: two on each multiprocessor, if they fit.
 
-    There is one if the rows of two would not stay in L2 until their second pass.
+    There is one if the rows of two blocks would not stay in L2 until their second pass.
     """
     read_again = (types.residual_out or types.x, types.gate)
     of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
@@ -98,7 +98,7 @@ def cuda_backward(
     sums = (types.dweight or types.dbias) > 0
     blocks = cuda_parts(shape, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
     shared = _shared_memory(types, team, shape.width, access, gpu)
-    while team.rows_per_block > 1 and not shared.sums:  # its teams meet in shared memory
+    while team.rows_per_block > 1 and not shared.sums:  # teams add in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
         shared = _shared_memory(types, team, shape.width, access, gpu)
     resident = gpu.sm_count * team.blocks_per_sm // (shape.groups * team.cluster)
@@ -117,14 +117,14 @@ class _SharedMemory(NamedTuple):
     """The shared memory that a launch gives to a block of the backward."""
 
     bytes: int
-    stages: int  # rows on their way there
-    sums: bool  # over rows
+    stages: int  # the rows on their way to shared memory
+    sums: bool  # whether the sums over rows are in shared memory
 
 
 def _shared_memory(
     types: BackwardTypes, team: Team, width: int, access: int, gpu: GpuCaps
 ) -> _SharedMemory:
-    """Return how shared memory is used: for sums first, then for rows to come."""
+    """Return the use of shared memory: first for sums, then for the next rows."""
     sent = team.threads_per_row // 32 * _SENT_BYTES if team.cluster > 1 else 0
     reserved = _RESERVED_BYTES + sent
     left = gpu.shared_memory_per_sm // team.blocks_per_sm - reserved
@@ -147,9 +147,9 @@ def _shared_memory(
 
 
 def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
-    """Return the most blocks of a group, each of which has columns of a row of partial sums.
+    """Return the most blocks of a group; each block sums its columns of a row of partial sums.
 
-    With a cluster of one that is the most rows of partial sums.
+    For a cluster of 1, this is also the most rows of partial sums.
     """
     width = shape.width // cluster
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
@@ -159,37 +159,37 @@ def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
 # --- on a CPU -------------------------------------------------------------------------------------
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
-_CPU_BLOCKS = 256  # the most runs of rows, without sums; no result depends on it
+_CPU_BLOCKS = 256  # the most runs of rows without sums; no result depends on it
 
-# Bytes of a row above which both passes of a backward prefetch; the second where x exceeds the last
-# cache and has more than 2 bytes an element. Measured with 2 cores and a cache of 32 MiB.
+# In rows of more bytes, both passes of a backward prefetch; the second limit is for an x larger
+# than the last cache with over 2 bytes an element. 2 cores with 32 MiB of cache were measured.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
-# Bytes of a row above which the next rows are not prefetched, by the bytes of an element; True: for
-# two inputs without a gate. Measured with 2 cores and a cache of 480 MiB; 384 KiB with 32 MiB.
+# In rows of more bytes, the next rows are not prefetched. The inner keys are bytes of an element;
+# True is two inputs, no gate. Two cores with a 480 MiB cache (384 KiB: 32 MiB) were measured.
 _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
-_KEPT_BYTES = 128 << 10  # of a row that a thread keeps for its next pass
-_KEPT_ROWS = 2  # of this size that it takes together in a backward (`rows_at_once`)
+_KEPT_BYTES = 128 << 10  # the bytes of a row that a thread keeps for its next pass
+_KEPT_ROWS = 2  # a backward takes so many rows of this size together (`rows_at_once`)
 _SHORT_KEPT_ROW = 2 << 10  # bytes of x; both passes of a forward that keeps longer rows prefetch
 _QUICK = ("identity", "relu")  # activations that compute as fast as they load
-_CHUNK, _PART_CHUNKS = 16, 8  # packs; chunks of a part of a row, as in host/reduce.cuh
+_CHUNK, _PART_CHUNKS = 16, 8  # packs of a chunk; chunks of a part of a row, as in host/reduce.cuh
 CPU_SHARED_ROWS = 15  # the most rows that cores share
-_FEWEST_ROW_PARTS = 3  # of each of them
-_FEWEST_SUMS = 4  # rows of partial sums, if there are as many rows
+_FEWEST_ROW_PARTS = 3  # the fewest parts of a row that cores share
+_FEWEST_SUMS = 4  # the fewest rows of partial sums, unless there are fewer rows
 
 
 class _CpuBuild(NamedTuple):
-    """What differs between the directions."""
+    """The part of a CPU's build that differs between the directions."""
 
     macros: Macros
-    written: list[DType | None]  # past the caches, if large
-    long_elements: float  # of all rows; both passes prefetch if there are so many
+    written: list[DType | None]  # these bypass the caches if they are large
+    long_elements: float  # both passes prefetch if all rows together have so many elements
 
 
 def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
-    """Plan a kernel.
+    """Plan a kernel's launch on a CPU.
 
-    Where threads share rows, each row is a block in a forward; in a backward all rows are one
-    block, with one row of sums.
+    If threads share rows, each row is a block of a forward, and all rows are one block of a
+    backward, with one row of sums.
     """
     is_forward = isinstance(types, ForwardTypes)
     if isinstance(types, ForwardTypes):
@@ -202,7 +202,7 @@ def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     begins_with_pack = is_forward and types.formula.center
 
     def parts_of(rows: int) -> tuple[int, int]:
-        """Return the number of runs of rows, and of parts of each row."""
+        """Return the number of runs of rows, and the number of parts of each row."""
         parts = _sums_of(rows) if has_sums else min(rows, _CPU_BLOCKS)
         if rows > CPU_SHARED_ROWS:
             return parts, 0
@@ -230,7 +230,7 @@ def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
         kept = _cpu_kept(types, shape, types.compute.itemsize, rows=1)
         is_long = kept and shape.width * types.x.itemsize > _SHORT_KEPT_ROW
         macros += kept + ((("LONG_IF_HELD", "true"),) if is_long else ())
-    return _CpuBuild(macros, [types.y], math.inf)  # a new residual is read again
+    return _CpuBuild(macros, [types.y], math.inf)  # the next pass reads the new residual again
 
 
 def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuBuild:
@@ -248,23 +248,23 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
 
 
 def cpu_sums(shape: RowShape) -> int:
-    """Return how many rows of partial sums there are: one where threads share rows."""
+    """Return the number of rows of partial sums, which is 1 if threads share rows."""
     sums = _sums_of(shape.rows)
     blocks = sums * shape.groups
     return 1 if _row_parts(shape, shape.rows, blocks, begins_with_pack=False) else sums
 
 
 def _sums_of(rows: int) -> int:
-    """Return how many rows of partial sums are enough for all threads, but few."""
+    """Return a small number of rows of partial sums that is enough for all threads."""
     for_threads = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
     return max(for_threads, -(-rows // 256))
 
 
 def _row_parts(shape: RowShape, rows: int, blocks: int, *, begins_with_pack: bool) -> int:
-    """Return the parts into which `Row` cuts each row for threads to share; 0: they share none.
+    """Return the number of parts into which `Row` cuts each row; 0: threads share no rows.
 
-    They share a few long rows which have at least three parts, and as many parts as there would be
-    blocks. No part is empty: in Kahan's sum a zero may count.
+    Threads share a few long rows that have at least three parts, and at least as many parts as
+    there would be blocks. No part is empty, because a zero can change Kahan's sum.
     """
     packs, cut = divmod(shape.width, CPU_PACK)
     chunks = begins_with_pack - -packs // _CHUNK + bool(cut)
@@ -274,14 +274,14 @@ def _row_parts(shape: RowShape, rows: int, blocks: int, *, begins_with_pack: boo
 
 
 def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:
-    """Return the macro of rows too wide to prefetch the next one."""
+    """Return the macro for rows that are too wide to prefetch the next row."""
     widest = _WIDE_ROW[two_inputs].get(row.itemsize)
     is_wide = widest is not None and shape.width * row.itemsize > widest
     return (("WIDE_ROWS", "true"),) if is_wide else ()
 
 
 def _cpu_kept(types: RowTypes, shape: RowShape, itemsize: int, rows: int) -> Macros:
-    """Return the macro of rows whose activations a thread keeps, as they are slow to compute."""
+    """Return the macro for rows whose slow activations a thread keeps for the next pass."""
     packs = _KEPT_BYTES // (CPU_PACK * itemsize)
     has_gate = types.gate is not None and types.compute is FLOAT32
     is_slow = has_gate and types.formula.activation not in _QUICK

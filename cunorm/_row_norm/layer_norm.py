@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """LayerNorm: for inference, with the residual stream, and forward and backward for training."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
@@ -30,7 +30,7 @@ def layer_norm(
 ) -> ArrayT:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    Without a gate, which multiplies x or y by its activation as in `normalize`::
+    This is the formula without a gate, which multiplies x or y as in `normalize`::
 
         q = x - mean(x)
         y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
@@ -54,7 +54,7 @@ def layer_norm(
     array([[-1.,  6.],
            [-1.,  6.]], dtype=float32)
 
-    With a gate, as in gated linear attention, and with each half of the last axis by itself:
+    A gate as in gated linear attention, with each half of the last axis normalised separately:
 
     >>> x, gate = np.float32([[1, 3, 7, 5]]), np.float32([[0, 1, 2, 3]])
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
@@ -144,9 +144,9 @@ def layer_norm_forward(
     dtype: DTypeLike | None = None,
     out: NormForward[SupportsDLPack | None] | None = None,
 ) -> NormForward[ArrayT]:
-    """Run `layer_norm`, or `add_layer_norm`, and return what `layer_norm_backward` needs too.
+    """Run `layer_norm`, or `add_layer_norm`, and also return what `layer_norm_backward` needs.
 
-    Without a gate (for the formulas with one, see `normalize_forward`)::
+    The formulas without a gate follow; `normalize_forward` has those with a gate::
 
         s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
         q = s - mean(s)
@@ -209,7 +209,7 @@ def layer_norm_backward(
 ) -> NormGrads[ArrayT]:
     """Return the gradients of `layer_norm` and of `add_layer_norm`.
 
-    Without a gate (for the formulas with one, see `normalize_backward`)::
+    The formulas without a gate follow; `normalize_backward` has those with a gate::
 
         r = (x - mean) * rstd
         dr = dy * (weight + weight_offset)
@@ -217,7 +217,7 @@ def layer_norm_backward(
         dweight = sum over rows of dy * r
         dbias = sum over rows of dy
 
-    Source, results, errors and rounding are those of `normalize_backward`.
+    The source, results, errors and rounding are those of `normalize_backward`.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The generic row norm. `normalize` documents what all row norms have in common."""
+"""The generic row norm. Its function `normalize` documents what all row norms have in common."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
@@ -33,8 +33,8 @@ def normalize(
 ) -> ArrayT:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    A row is all axes from `axis` to the last, or with `groups` a slice of the last one; d is its
-    number of elements, mean() is over a row, g is the activation of the gate::
+    A row is all axes from `axis` to the last or, with `groups`, a slice of the last axis. d is the
+    number of elements of a row, mean() is over a row, and g is the activation of the gate::
 
         p = x * g(gate)     if there is a pre-gate, else x
         q = p - mean(p)     if center, else p
@@ -42,76 +42,76 @@ def normalize(
         n = c / sqrt(d) * r * (weight + weight_offset) + bias
         y = n * g(gate)     if there is a post-gate, else n
 
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+    Source: "Normalize with Residual or Gate" (xopes). Here eps is added to the mean square.
 
     Parameters
     ----------
     x : array
-        Of at least one axis; float16, bfloat16, float32 or float64. An array of NumPy, CuPy,
-        PyTorch or JAX, or any other object with ``__dlpack__``.
+        The input has at least one axis and is float16, bfloat16, float32 or float64. It is an array
+        of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
     weight, bias : array, optional
-        Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of any of the four
-        dtypes. All arrays of a call are on one device.
+        They have the row's shape, ``x.shape[axis:]`` (all groups side by side), and each has any of
+        the four dtypes. All arrays of a call are on one device.
     c : float, optional
-        The length of a row before weight and bias, in y's unit; with sqrt(d) its mean square is 1.
+        The length of a row before weight and bias, in y's unit; sqrt(d) is a mean square of 1.
     center : bool, optional
         Whether the mean of the row is subtracted first.
     eps : float, optional
-        At least 0, in the unit of p squared; inside the root.
+        The number, at least 0, that is added inside the root, in the unit of p squared.
     axis : int, optional
         The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``;
-        its ``dim=`` is one axis alone, which is the same only for the last.
+        its ``dim=`` is one axis alone, which means the same as `axis` only for the last.
     groups : int, optional
-        How many equal slices the last axis has, each normalised by itself; axis is -1. Heads that
-        share one weight need no groups: see the last example of `rms_norm`.
+        The number of equal slices of the last axis, each normalised separately; axis must be -1.
+        Heads that share one weight need no groups: see the last example of `rms_norm`.
     weight_offset : float, optional
-        Added to weight, which must be there, before any rounding. 1.0 is Gemma's ``1 + weight``.
+        The number added to weight (required) before any rounding: 1.0 for Gemma's ``1 + weight``.
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
     gate, gate_activation, gate_position : array, str and str, optional
-        The gate, of x's shape and any of the four dtypes; it may be an expanded view. Its
-        activation g, such as "silu" or "identity"; the error for an unknown name lists all. "pre":
-        it multiplies x; "post": it multiplies the normalised row. Without a gate, leave both out.
+        The gate has x's shape and any of the four dtypes; it may be an expanded view. g is
+        for example "silu" or "identity"; the error for an unknown name lists all. A "pre" gate
+        multiplies x, a "post" gate the normalised row. Without a gate, leave both out.
     dtype : dtype, optional
-        Of y, as a name or a dtype of any framework. By default x's; with round_before_weight and a
-        weight, the dtype to which x's and weight's promote.
+        The dtype of y, as a name or a dtype of any framework. By default it is x's; with
+        round_before_weight and a weight, it is the dtype to which x's and weight's promote.
     out : array, optional
-        It is written and returned instead of a new array. It may be exactly an input, such as x;
-        else it overlaps no input.
+        The array that is written and returned instead of a new one. It may be exactly an input,
+        such as x; otherwise it overlaps no input.
 
     Returns
     -------
     array
-        y, of x's shape, framework and device; on CUDA in the order of its current stream.
+        y, with x's shape, framework and device; on CUDA it is written on the current stream.
 
     Raises
     ------
     TypeError
-        If an argument has another type or dtype than above, or an array is not plain memory (masked
-        array, tensor subclass, tracer).
+        If an argument has another type or dtype than above, or if an array is not plain memory
+        (masked array, tensor subclass, tracer).
     ValueError
-        If shapes, devices, scalars or `out` do not fit, a row has no or 2**31 elements, or a tensor
-        requires grad. All is checked before anything is written.
+        If shapes, devices, scalars or `out` do not fit, if a row has no element or 2**31 or more,
+        or if a tensor requires grad. All checks come before anything is written.
     ImportError, RuntimeError
-        If x is on CUDA and CuPy or NVRTC is not installed; if the kernel does not compile.
+        If x is on CUDA and CuPy or NVRTC is not installed, or if the kernel does not compile.
 
     Notes
     -----
-    Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
-    the store. eps, weight_offset and c / sqrt(d), with the root, are rounded to that type, too, and
-    become infinite or 0 beyond its range. The mean is corrected by the mean of the differences from
-    it: a constant row gives y = bias exactly, with eps > 0 and a finite sum. No bit of a row's y
-    depends on other rows or on strides.
+    Rounding: statistics, sums and products are float64 if x is float64, else float32; y is rounded
+    once, on the store. eps, weight_offset and the quotient c / sqrt(d) are rounded to this type
+    too, and become infinite or 0 beyond its range. The mean is corrected by the mean of the
+    differences from it, so a constant row gives exactly y = bias if eps > 0 and the sum is finite.
+    No bit of a row's y depends on other rows or on strides.
 
     Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
-    zeros or NaN. Elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on do this; those of
-    float16 only with a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on CUDA: with
-    eps 0, a row whose squares are all so small can become infinite or NaN.
+    zeros or NaN. This happens with elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on, and
+    with float16 only after a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on
+    CUDA: with eps 0, a row in which all squares are so small can become infinite or NaN.
 
-    Strides: rows are read and written in place if each is contiguous and aligned, and there are at
-    most three axes before it; axes that one stride walks count as one axis, groups as one more. An
-    input with other strides is copied once; such an `out` is an error.
+    Strides: rows are read and written in place if each is contiguous and aligned and at most three
+    axes come before it. Axes that one stride walks count as one axis; groups count as one more. An
+    input with other strides is copied once; an `out` with other strides is an error.
 
     Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 
@@ -164,39 +164,39 @@ def add_normalize(
     ::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = normalize(s, weight, bias)          gated, if there is a gate, as there
+        y = normalize(s, weight, bias)          with the gate of `normalize`, if there is a gate
 
-    Source, errors, overflow and strides are those of `normalize`. A stack of layers
-    ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``, which
+    The source, errors, overflow and strides are those of `normalize`. A stack of layers
+    ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``. It
     begins with ``residual=None`` and ends with ``branch + stream``.
 
     Parameters
     ----------
     x : array
-        As for `normalize`: what the last layer adds to the stream.
+        As for `normalize`; x is what the previous layer adds to the stream.
     residual : array or None
-        The stream, of x's shape and any of the four dtypes. With None, x is the new stream.
+        The stream has x's shape and any of the four dtypes. If it is None, x is the new stream.
     weight, bias, c, center, eps, axis, groups, weight_offset, round_before_weight, dtype : optional
-        As for `normalize`: rows are rounded before weight to x's dtype, not the stream's.
+        As for `normalize`. Rounding before weight is to x's dtype, not to the stream's.
     gate, gate_activation, gate_position : optional
-        As for `normalize`. A pre-gate multiplies s on the way to y: the new stream is ungated.
+        As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate.
     residual_dtype : dtype, optional
-        Of the new stream. It is residual's, if there is one; by default x's.
+        The dtype of the new stream: residual's, if there is one; by default x's.
     out : AddNorm, optional
-        For each result, an array to write instead of a new one, or None. y may be exactly an input,
-        but not an x that is returned as the new stream; the new stream may be exactly x or residual
-        (``out=AddNorm(residual=residual)`` updates it). Else they overlap no input.
+        For each result, an array to write instead of a new one, or None. y may be exactly an input
+        other than an x that is returned as the new stream. The new stream may be exactly x or
+        residual (``out=AddNorm(residual=residual)`` updates it). They overlap no other input.
 
     Returns
     -------
     AddNorm
-        ``y`` and ``residual``, the new stream, both like x. Without residual the stream is x itself
-        unless `residual_dtype` is another or `out` has an array for it.
+        ``y`` and ``residual``, the new stream, both like x. Without residual the stream is x
+        itself, unless `residual_dtype` is another dtype or `out` has an array for the stream.
 
     Notes
     -----
-    Rounding: all is computed in float64 if x or the stream is, else in float32. The sum is rounded
-    to the stream's dtype before it is normalised, as by a separate addition. y is rounded once.
+    Rounding: the compute type is float64 if x or the stream is, else float32. The sum is rounded to
+    the stream's dtype before it is normalised, as a separate addition does. y is rounded once.
 
     Examples
     --------
@@ -246,9 +246,9 @@ def normalize_forward(
     dtype: DTypeLike | None = None,
     out: NormForward[SupportsDLPack | None] | None = None,
 ) -> NormForward[ArrayT]:
-    """Run `normalize`, or `add_normalize`, and return what `normalize_backward` needs too.
+    """Run `normalize`, or `add_normalize`, and also return what `normalize_backward` needs.
 
-    With d the number of elements of a row and g the activation of the gate::
+    d is the number of elements of a row, and g is the activation of the gate::
 
         s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
         p = s * g(gate)     if there is a pre-gate, else s
@@ -257,21 +257,21 @@ def normalize_forward(
         n = c / sqrt(d) * (q * rstd) * (weight + weight_offset) + bias
         y = n * g(gate)     if there is a post-gate, else n
 
-    Source and errors are those of `normalize`, rounding that of `add_normalize`.
+    The source and errors are those of `normalize`, the rounding is that of `add_normalize`.
 
     Parameters
     ----------
     x, weight, bias : array
     c, center, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual, residual_dtype, out : optional
-        As for `add_normalize`. Without residual, x rounded to residual_dtype is the new stream; the
-        mean and rstd of `out` overlap no input.
+        As for `add_normalize`. Without residual, x rounded to residual_dtype is the new stream.
+        The mean and rstd of `out` overlap no input.
 
     Returns
     -------
     NormForward
-        Its docstring describes the fields; ``mean`` is that of p. The compute type is float64 if x
-        or the new stream is, else float32.
+        Its docstring describes the fields. ``mean`` is the mean of p. The compute type is float64
+        if x or the new stream is float64, else float32.
 
     Examples
     --------
@@ -326,8 +326,8 @@ def normalize_backward(
 ) -> NormGrads[ArrayT]:
     """Return the gradients of `normalize` and of `add_normalize`.
 
-    With k = c / sqrt(d), d the number of elements of a row, mean() over a row, g the activation of
-    the gate and g' its derivative (relu'(0) is 0)::
+    k is c / sqrt(d), d is the number of elements of a row, mean() is over a row, g is the
+    activation of the gate, and g' is the derivative of g (relu'(0) is 0)::
 
         p = x * g(gate)                                     if there is a pre-gate, else x
         r = (p - mean) * rstd                               without center, p * rstd
@@ -340,66 +340,66 @@ def normalize_backward(
         dweight = sum over rows of dn * k * r
         dbias = sum over rows of dn
 
-    Source: "Normalize with Residual or Gate" (xopes). It is exact with eps, which rstd contains.
+    Source: "Normalize with Residual or Gate" (xopes). It is exact for any eps: rstd contains eps.
 
     Parameters
     ----------
     dy : array
-        Gradient of y, of x's shape; float16, bfloat16, float32 or float64.
+        The gradient of y has x's shape and is float16, bfloat16, float32 or float64.
     x : array
-        What was normalised: the forward's ``residual`` where it has one, else its x. It may have
-        any of the four dtypes, as every array here but rstd and mean.
+        The array that was normalised: the forward's ``residual`` if it has one, else its x. Each
+        array but rstd and mean may have any of the four dtypes.
     weight, bias : array, optional
-        Those of the forward. Only the shape and dtype of bias are used, for dbias, unless the dgate
-        of a post-gate is wanted.
+        The weight and bias of the forward. Unless the dgate of a post-gate is wanted, only the
+        shape and dtype of bias are used, for dbias.
     rstd, mean : array
-        Those of the forward, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or
-        dx is, else float32. The mean is needed with center, else not read.
+        The forward's results, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or
+        dx is, else float32. The mean is read only with center, and must then be given.
     d_residual : array, optional
-        Gradient of the new residual stream, of x's shape. It is added to dx, past a pre-gate too.
+        The gradient of the new residual stream, of x's shape. It is added to dx without any gate.
     c, center, axis, groups, weight_offset, gate, gate_activation, gate_position : optional
-        As the forward got them.
+        The values that the forward got.
     round_before_weight : bool, optional
-        As the forward got it: k * r is rounded to dx's dtype, that of the forward's x, for n and
-        dweight. The gradient passes the rounding unchanged.
+        The value that the forward got. For n and dweight, k * r is rounded to dx's dtype, which is
+        that of the forward's x. The gradient ignores this rounding.
     x_dtype : dtype, optional
-        Of dx; by default x's. If the forward added an x of bfloat16 to a stream of float32, give
-        bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
+        The dtype of dx, by default x's. If the forward added an x of bfloat16 to a float32 stream,
+        give bfloat16: then one pass writes dx (bfloat16) and dresidual (float32).
     needs : tuple of str, optional
-        The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
-        "gate". Nothing else is computed or written, and arrays are read only where needed:
-        ``("bias",)`` reads dy and a post-gate, ``("weight",)`` also x, rstd, mean and any gate.
+        The operands whose gradients are wanted: "x" (dx and dresidual), "weight", "bias", "gate".
+        Nothing else is computed or written, and arrays are read only if needed: ``("bias",)`` reads
+        dy and a post-gate; ``("weight",)`` also reads x, rstd, mean and any gate.
     out : NormGrads, optional
         For each gradient, an array to write instead of a new one, or None. An array may be exactly
-        an input; else it overlaps no input.
+        an input; otherwise it overlaps no input.
     workspace : array, optional
-        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of one
-        of the four dtypes or, of NumPy, CuPy or PyTorch, of uint8. It has at least `workspace_size`
-        bytes, its address is a multiple of 16, and it holds nothing between calls. With it and a
-        full `out`, a call allocates nothing.
+        Memory for the partial sums of dweight and dbias: a contiguous array on x's device. Its
+        dtype is one of the four or, for NumPy, CuPy and PyTorch, uint8. It has at least
+        `workspace_size` bytes, its address is a multiple of 16, and it keeps nothing between calls.
+        A call with a workspace and a full `out` allocates nothing.
     accumulate : bool, optional
-        Whether dweight and dbias are added to their arrays in `out`, which then must be there, and
-        float32 or float64. dx and dgate are overwritten.
+        Whether dweight and dbias are added to their arrays in `out`. These arrays must be given and
+        be float32 or float64. dx and dgate are overwritten.
 
     Returns
     -------
     NormGrads
-        Its docstring describes the fields; ``dresidual`` is ``dx`` where their dtypes agree,
-        ``dweight`` and ``dbias`` have their parameter's dtype. Without operand or need, a field is
-        None.
+        Its docstring describes the fields. ``dresidual`` is ``dx`` if their dtypes agree.
+        ``dweight`` and ``dbias`` have the dtype of their parameter. A field is None if its operand
+        is absent or its gradient is not wanted.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`; also if the mean is missing, `needs` has another name, `workspace` is too
-        small, or `accumulate` has no arrays to add to.
+        As for `normalize`, and also if the mean is missing, `needs` has another name, `workspace`
+        is too small, or `accumulate` has no arrays to add to.
 
     Notes
     -----
-    Rounding: all is computed in rstd's dtype, and each result is rounded once, on the store. The
+    Rounding: the computation is in rstd's dtype, and each result is rounded once, on the store. The
     rounding error of the mean is measured on x and removed. dweight and dbias are sums of parts in
-    a fixed order and repeat bit for bit, on a CPU with any number of threads; with accumulate, the
-    old value is added before they are rounded. Overflow and strides are as for `normalize`.
+    a fixed order and repeat bit for bit, on a CPU with any number of threads. With accumulate, the
+    old value is added before the rounding. Overflow and strides are as for `normalize`.
 
     Examples
     --------
@@ -412,7 +412,7 @@ def normalize_backward(
     >>> grads.dx.round(4), grads.dweight.round(1)
     (array([[ 0.128, -0.096]], dtype=float32), array([0.6, 0. ], dtype=float16))
 
-    Added to gradients in float32, with nothing allocated:
+    Add to gradients in float32, without allocating anything:
 
     >>> out = cunorm.NormGrads(dweight=np.full(2, 10, dtype=np.float32))
     >>> size = cunorm.workspace_size("normalize_backward", x, weight, needs=("weight",))

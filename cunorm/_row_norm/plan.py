@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The row norms' OpDefs: how their calls are planned, and their launches on a device."""
+"""The OpDefs of the row norms: how a call is planned, and its launches on a device."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -33,7 +33,7 @@ from cunorm.reference.rows import store
 
 
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a forward; the specs are those of the table's inputs, then of its results."""
+    """Plan a forward; `specs` are those of the table's inputs, then those of its results."""
     inputs, given = by_name(ForwardTypes, specs)
     x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
@@ -47,8 +47,8 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     types = ForwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
     kernel = RowKernel(types, geometry, operands, numbers)
-    # The stream is written before gate, weight and bias are read. An x that is returned as the
-    # stream must stay. An x whose stream is written is not read again.
+    # The kernel writes the stream before it reads gate, weight and bias. It must not overwrite an x
+    # that is returned as the stream. After writing the stream, it does not read x again.
     keeps_x = spec.has_stream and results["residual_out"] is None
     slot_of = [*operands].index
     x_slot, stream_slot = slot_of("x"), slot_of("residual_out")
@@ -60,7 +60,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
-    """Check that a forward has the results given, in their dtypes."""
+    """Check that a forward has the given results, and that they have the right dtypes."""
     function, residual, stream = spec.function, inputs["residual"], spec.residual_dtype
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
@@ -74,7 +74,7 @@ def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
 
 
 def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a backward; the specs are those of the table's inputs, then of its results."""
+    """Plan a backward; `specs` are those of the table's inputs, then those of its results."""
     function = spec.function
     inputs, given = by_name(BackwardTypes, specs)
     x = present(inputs["x"])
@@ -103,7 +103,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     kernel = RowKernel(types, geometry, operands, numbers, accumulate=spec.accumulate)
     count = len(inputs)
     aliases = {slot: tuple(range(count)) for slot in range(count, len(operands))}
-    # If only one of dx and dresidual was written, it stands for both.
+    # If only one of dx and dresidual is written, it is returned as both.
     dx, dresidual = map([*operands].index, ("dx", "dresidual"))
     shared: SharedOutputs = ()
     if results["dx"] is None:
@@ -117,8 +117,8 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    dbias needs dy and a post-gate; dweight needs x, rstd, the mean and any gate, too. An input that
-    is not in `is_read` is read if r is needed.
+    dbias needs dy and a post-gate; dweight also needs x, rstd, the mean and any gate. An input
+    that is not in `is_read` is read if r is needed.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -137,7 +137,7 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
 
 
 def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> int:
-    """Return the most bytes of the partial sums for a number of parameters; None: on any GPU."""
+    """Return the most bytes of partial sums for so many parameters; caps of None are any GPU's."""
     rows = geometry.rows.not_empty()
     if isinstance(caps, CpuCaps):
         parts = launches.cpu_sums(rows)
@@ -148,13 +148,13 @@ def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> i
 
 
 def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
-    """Plan the launches of a call, for its number of rows and for others."""
+    """Plan the launches of a call for its number of rows, and for other numbers of rows."""
     types, params, shape = kernel.types, kernel.params, kernel.geometry.rows
     outputs = params.outputs
     if isinstance(caps, CpuCaps):
         planned = launches.cpu_launch(types, shape.not_empty(), caps)
     else:
-        axes = max(layout.axes for layout in kernel.layouts.values())  # before rows
+        axes = max(layout.axes for layout in kernel.layouts.values())  # the leading axes
         call = (shape.not_empty(), kernel.access(alignments), caps, axes)
         if isinstance(types, ForwardTypes):
             planned = launches.cuda_forward(types, *call)
@@ -197,7 +197,7 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
         eps=spec.mean_eps(prod(inputs["x"].shape[spec.axis :]) // spec.groups),
         **spec.options(),
     )
-    store(stream, exact.residual)  # first, as y may be exactly x or residual
+    store(stream, exact.residual)  # this is first, as y may be exactly x or residual
     for name in ("y", "mean", "rstd"):
         store(results[name], getattr(exact, name))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Estimates of the registers that a thread of a row norm takes, before its kernel is compiled.
 
-docs/kernels/row-norms.md says how they were found. An estimate that is too low makes registers
-spill; an estimate that is too high leaves a multiprocessor fewer blocks.
+docs/kernels/row-norms.md says how the estimates were found. If an estimate is too low, registers
+spill; if it is too high, a multiprocessor has fewer blocks.
 """
 
 from typing import NamedTuple
@@ -10,26 +10,26 @@ from typing import NamedTuple
 from cunorm._core.dtypes import FLOAT16
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
-# Of a multiprocessor; a warp's registers are in one of its partitions.
+# Numbers of a multiprocessor. The registers of a warp are in one of its partitions.
 WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MAX_REGISTERS = 32, 64 << 10, 4, 2048, 255
 _OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}  # registers for a forward's gate
 
 
 class Limits(NamedTuple):
-    """What a kernel's plans aim at."""
+    """The limits within which a kernel is planned."""
 
-    block_threads: int  # of a block of several teams
-    preferred_elements: int  # of a row that a thread holds, of float32
-    most_elements: int  # the same, where a row is too long for more threads
+    block_threads: int  # the threads of a block that has several teams
+    preferred_elements: int  # the float32 elements of a row that a thread should hold
+    most_elements: int  # the most such elements, for a row too long for more threads
 
 
 LIMITS = {ForwardTypes: Limits(128, 32, 64), BackwardTypes: Limits(256, 16, 48)}
 
 
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
-    """Return about how many registers a thread needs to hold these elements of a row.
+    """Return an estimate of the registers that a thread needs to hold so many elements of a row.
 
-    `of_plan` are those that its plan takes beside what others do, if it computes in float32.
+    `of_plan` is how many registers its plan adds if it computes in float32.
     """
     if isinstance(types, ForwardTypes):
         return _of_forward(types, elements, pack, of_plan)
@@ -39,7 +39,7 @@ def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) ->
 def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> int:
     residual, words, held = types.residual, types.compute.itemsize // 4, types.held_itemsizes()
     registers = 16 + of_plan + _OF_ACTIVATION.get(types.formula.activation, 0)
-    registers += 8 * ((residual is not None) + types.formula.pre_gate)  # which p is made of
+    registers += 8 * ((residual is not None) + types.formula.pre_gate)  # p is computed from these
     if residual is not None and types.formula.pre_gate:
         registers += 40
     if residual is not None and FLOAT16 in (types.x, residual, types.residual_out):
@@ -66,18 +66,18 @@ def _of_backward(types: BackwardTypes, elements: int, pack: int, of_plan: int) -
 
 
 def _of_element(types: RowTypes, pack: int) -> float:
-    """Return the registers that hold an element of a row: one has a narrow pack, or half of one."""
+    """Return the registers for an element of a row; each operand takes at least one for a pack."""
     return sum(max(size / 4, 1 / pack) for size in types.held_itemsizes())
 
 
 def of_several(types: RowTypes) -> int:
-    """Return the registers that a thread takes more where some teams of its block have no row."""
+    """Return how many more registers a thread needs if some teams of its block may have no row."""
     residual = types.residual if isinstance(types, ForwardTypes) else None
     return 8 if residual is None else 8 + 6 * residual.itemsize
 
 
 def of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
-    """Return a forward's registers for guards of a block's last packs, and of its last sums."""
+    """Return a forward's registers for guards of the last packs and the last sums of a block."""
     is_even = width % (threads * pack) == 0 and threads & (threads - 1) == 0
     if is_even or not types.formula.center or isinstance(types, BackwardTypes):
         return 0
@@ -85,7 +85,7 @@ def of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
 
 
 def of_streamed(types: RowTypes, elements: int) -> int:
-    """Return the registers that a thread takes more where rows are streamed."""
+    """Return how many more registers a thread needs if rows are streamed."""
     if isinstance(types, ForwardTypes):
         return 16
     more = 12 + (int(elements * 1.4) if min(types.held_itemsizes()) >= 4 else 0)
@@ -94,7 +94,7 @@ def of_streamed(types: RowTypes, elements: int) -> int:
 
 
 def room_of(registers: int, threads: int) -> int:
-    """Return for how many blocks on a multiprocessor there are registers; 0: for none."""
+    """Return how many blocks on a multiprocessor have enough registers, possibly none."""
     registers = -(-registers // 8) * 8
     if registers > _MAX_REGISTERS:
         return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """RMSNorm: for inference, with the residual stream, and forward and backward for training."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
@@ -29,7 +29,7 @@ def rms_norm(
 ) -> ArrayT:
     """Divide each row of x by its root mean square.
 
-    Without a gate, which multiplies x or y by its activation as in `normalize`::
+    This is the formula without a gate, which multiplies x or y as in `normalize`::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
@@ -44,7 +44,7 @@ def rms_norm(
         As for `normalize`; weight is optional.
     eps : float, optional
         As for `normalize`. PyTorch's default is the machine epsilon of the type in which it
-        computes, float32's for half precision.
+        computes; for half precision this is float32.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def rms_norm(
     array([[  0.2,  14. ],
            [  0.2, -14. ]], dtype=float32)
 
-    As in Gemma, and in Llama, which rounds to x's dtype (float16 here) before weight:
+    The norms of Gemma, and of Llama, which rounds to x's dtype (here float16) before weight:
 
     >>> cunorm.rms_norm(x, weight, weight_offset=1.0).round(4)
     array([[  0.4,  15.4],
@@ -65,13 +65,13 @@ def rms_norm(
     array([[  0.19995117,  14.003906  ],
            [  0.19995117, -14.003906  ]], dtype=float32)
 
-    The gated norm of Mamba-2, with two groups here:
+    The gated norm of Mamba-2, here with two groups:
 
     >>> x, z = np.float32([[1, 7, 3, 4]]), np.float32([[0, 7, -1, -1]])
     >>> cunorm.rms_norm(x, gate=z, gate_position="pre", groups=2).round(3)
     array([[ 0.   ,  1.414, -0.849, -1.131]], dtype=float32)
 
-    The queries' heads, each with the same weight, in a fused qkv and in place:
+    The heads of the queries in a fused qkv, each with the same weight, normalised in place:
 
     >>> qkv = np.full((1, 3, 2, 2), 5, dtype=np.float32)  # tokens, q and k and v, heads, width
     >>> q = qkv[:, 0]
@@ -154,9 +154,9 @@ def rms_norm_forward(
     dtype: DTypeLike | None = None,
     out: NormForward[SupportsDLPack | None] | None = None,
 ) -> NormForward[ArrayT]:
-    """Run `rms_norm`, or `add_rms_norm`, and return what `rms_norm_backward` needs too.
+    """Run `rms_norm`, or `add_rms_norm`, and also return what `rms_norm_backward` needs.
 
-    Without a gate (for the formulas with one, see `normalize_forward`)::
+    The formulas without a gate follow; `normalize_forward` has those with a gate::
 
         s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
         rstd = 1 / sqrt(mean(s * s) + eps)
@@ -210,14 +210,14 @@ def rms_norm_backward(
 ) -> NormGrads[ArrayT]:
     """Return the gradients of `rms_norm` and of `add_rms_norm`.
 
-    Without a gate (for the formulas with one, see `normalize_backward`)::
+    The formulas without a gate follow; `normalize_backward` has those with a gate::
 
         r = x * rstd
         dr = dy * (weight + weight_offset)
         dx = rstd * (dr - r * mean(r * dr)) + d_residual
         dweight = sum over rows of dy * r
 
-    Source, results, errors and rounding are those of `normalize_backward`; dbias is None.
+    The source, results, errors and rounding are those of `normalize_backward`; dbias is None.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The scalars of a row norm's call, checked: RowForwardSpec and RowBackwardSpec."""
+"""The checked scalars of a row norm's call: RowForwardSpec and RowBackwardSpec."""
 
 import math
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ from cunorm.results import NormForward, NormGrads
 # mypy does not know that these are the literals of `Need`.
 NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
-# Options of `rms_norm` with which published models use it.
+# Options of `rms_norm`, with which published models use it.
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
     "Llama": {"round_before_weight": True},
@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowNormSpec:
-    """The scalars of both directions of a row norm, in the order of `RowOptions`."""
+    """The scalars that both directions of a row norm have, in the order of `RowOptions`."""
 
     function: str
     axis: int
@@ -41,7 +41,7 @@ class RowNormSpec:
     c: float | None
 
     def formula(self, operands: Specs, x_dtype: DType, compute: DType) -> Formula:
-        """Return the formula of a build, with or without a gate and a weight."""
+        """Return the formula of a build for the operands that are present."""
         gate, weight = operands["gate"] is not None, operands["weight"] is not None
         return Formula(
             center=self.center,
@@ -58,7 +58,7 @@ class RowNormSpec:
         return self.axis % ndim
 
     def check_options(self, inputs: Specs) -> None:
-        """Check that the options of a gate or a weight are not set without one."""
+        """Check that options of a gate or a weight are set only if there is a gate or a weight."""
         if self.weight_offset != 0.0 and inputs["weight"] is None:
             raise ValueError(
                 f"{self.function}: weight_offset is {self.weight_offset!r}, expected 0 without a "
@@ -72,11 +72,11 @@ class RowNormSpec:
                 )
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments that both directions of `normalize` have."""
+        """Return the keyword arguments that both directions of `normalize` take."""
         return {one.name: getattr(self, one.name) for one in fields(RowNormSpec)[1:]}
 
     def scale(self, width: int) -> float:
-        """Return k = c / sqrt(width), by which the normalised row is multiplied."""
+        """Return the factor of the normalised row, k = c / sqrt(width)."""
         return 1.0 if self.c is None else self.c / math.sqrt(width)
 
 
@@ -86,7 +86,7 @@ class RowForwardSpec(RowNormSpec):
     dtype: DType | None
     residual_dtype: DType | None
     saves: bool  # mean and rstd are outputs
-    # Without a residual: whether x is the new residual stream; None: the function has no stream.
+    # Whether x is the new stream if there is no residual. None: the function has no stream.
     streams: bool | None
     eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
 
@@ -94,7 +94,7 @@ class RowForwardSpec(RowNormSpec):
         """Return the dtypes of the results that are written.
 
         y has the given array's dtype, else the spec's, else x's (promoted with weight's if rows are
-        rounded before). The stream has residual's, else the spec's, else the given array's.
+        rounded before weight). The stream has residual's, else the spec's, else the given array's.
         """
         x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
         residual = dtypes["residual"]
@@ -115,7 +115,7 @@ class RowForwardSpec(RowNormSpec):
 
     @property
     def has_stream(self) -> bool:
-        """Whether a residual stream is returned even if none is written: then it is x itself."""
+        """Return whether a residual stream is returned; if no stream is written, it is x itself."""
         return bool(self.streams) or self.residual_dtype is not None
 
     def mean_eps(self, width: int) -> float:
@@ -134,7 +134,7 @@ class RowBackwardSpec(RowNormSpec):
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
         """Return the dtypes of the gradients that are written.
 
-        One of dx and dresidual stands for both where both have x's dtype.
+        If both dx and dresidual have x's dtype, one is written and returned as both.
         """
         x = present(dtypes["x"])
         dx, results = self.x_dtype or dtypes["dx"] or x, {}
@@ -150,7 +150,7 @@ class RowBackwardSpec(RowNormSpec):
 
 
 class RowOptions(NamedTuple):
-    """The options that all row norms but l2_norm have, in the order of their keywords."""
+    """The options that all row norms except l2_norm have, in the order of their keywords."""
 
     axis: int
     groups: int
@@ -160,9 +160,9 @@ class RowOptions(NamedTuple):
     gate_position: str = GATE_DEFAULTS["gate_position"]
 
 
-# A RowOptions, or a plain tuple, which is made in a tenth of the time.
+# A RowOptions, or a plain tuple, because a tuple is made in a tenth of the time.
 Options = tuple[int, int, float, bool, str, str]
-Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return
+Scalars = tuple[Any, ...]  # the result of `forward_scalars` or `backward_scalars`
 
 UNIT_LENGTH = typed_key(1.0)
 _UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # for both directions of l2_norm
@@ -181,7 +181,7 @@ def forward_scalars(
     streams: bool | None = False,
     eps_of_sum: bool = False,
 ) -> Scalars:
-    """Return a forward's scalars, as the caller gives them but for c, its `typed_key`."""
+    """Return a forward's scalars as the caller gives them, except c, which is a `typed_key`."""
     axis, groups, offset, rounded, gate, position = options  # to unpack them below takes longer
     return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
             residual_dtype, saves, streams, eps_of_sum)  # fmt: skip
@@ -197,23 +197,23 @@ def backward_scalars(
     needs: object = NEEDS,
     accumulate: bool = False,
 ) -> Scalars:
-    """Return a backward's scalars, as `forward_scalars` does."""
+    """Return a backward's scalars in the way that `forward_scalars` does."""
     return (function, *options, center, c, x_dtype, needs, accumulate)
 
 
 def l2_scalars(
     function: str, axis: int, groups: int, *, eps: float, dtype: object, saves: bool = False
 ) -> Scalars:
-    """Return the scalars of an L2 norm's forward, as `forward_scalars` does."""
+    """Return the scalars of an L2 norm's forward in the way that `forward_scalars` does."""
     # There is no stream, and eps is added to the sum of squares.
     return (function, axis, groups, *_UNIT, eps, dtype, None, saves, None, True)
 
 
-# How scalars are checked, by name; the others are not the caller's.
+# The checks of scalars by name. Scalars that the caller does not give have no check.
 CHECKS: Checks = {
     "axis": validate.integer,
     "groups": validate.integer,
-    "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 equals 0.0
+    "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 becomes 0.0
     "round_before_weight": validate.flag,
     "gate_activation": validate.activation,
     "gate_position": partial(validate.choice, allowed=("pre", "post")),
@@ -232,6 +232,6 @@ CHECKS: Checks = {
 def backward_spec(
     forward: RowForwardSpec, x_dtype: DType | None, needs: tuple[str, ...]
 ) -> RowBackwardSpec:
-    """Return the spec of a forward's backward, whose errors name the forward's function."""
+    """Return the spec of a forward's backward; its errors name the function of the forward."""
     norm = {one.name: getattr(forward, one.name) for one in fields(RowNormSpec)}
     return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How a GPU's threads share the rows of a row norm; a CPU's team is one thread.
+"""The teams of a GPU: how its threads share the rows of a row norm. A CPU's team is one thread.
 
-A team depends on the width, the operands' dtypes and the GPU's features alone, as it determines the
-order in which a row is summed.
+A team determines the order in which a row is summed. So it depends only on the width, the operands'
+dtypes and the GPU's features.
 """
 
 from typing import NamedTuple
@@ -21,21 +21,21 @@ from cunorm._row_norm.registers import (
     room_of,
 )
 
-PACK_BYTES = 32  # in the compute type; a thread has several packs in registers
-_TEAMS = (4, 8, 16, *range(32, 513, 32))  # threads of a block that may share a row
-_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)  # the most threads of a block; blocks
+PACK_BYTES = 32  # the bytes of a pack in the compute type; a thread has several packs in registers
+_TEAMS = (4, 8, 16, *range(32, 513, 32))  # the numbers of threads of a block that may share a row
+_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)  # the most threads of a block; numbers of blocks
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 
 
 class Team(NamedTuple):
-    """How threads share the rows: the constants of `struct Team` in reduce.cuh."""
+    """The way in which threads share rows: the constants of `struct Team` in reduce.cuh."""
 
-    threads: int  # of a block
-    threads_per_row: int  # if these are more, of a cluster of blocks
+    threads: int  # the threads of a block
+    threads_per_row: int  # a number above `threads` is that of a cluster of blocks
     pack: int
-    packs: int  # that a thread holds at a time
-    blocks_per_sm: int = 1  # for which registers leave room
-    registers: int = 0  # of a thread, an estimate
+    packs: int  # the packs that a thread holds at a time
+    blocks_per_sm: int = 1  # the blocks for which registers leave room
+    registers: int = 0  # an estimate of a thread's registers
 
     @property
     def rows_per_block(self) -> int:
@@ -49,14 +49,14 @@ class Team(NamedTuple):
 
     @property
     def chunk(self) -> int:
-        """Return how many elements of a row its threads hold at a time."""
+        """Return how many elements of a row its team holds at a time."""
         return self.threads_per_row * self.packs * self.pack
 
     def macros(self, width: int, groups: int, access: int, axes: int = 3) -> Macros:
-        """Return the part of the build that says how rows are walked.
+        """Return the macros of a build that say how threads walk over rows.
 
-        The kernel gets a width, or a number of groups, of 0 at run time. `axes` is the most leading
-        axes of an operand.
+        A width of 0, or 0 groups, means that the kernel gets the number at run time. `axes` is the
+        largest number of leading axes of an operand.
         """
         return (
             ("WIDTH", str(width)),
@@ -73,7 +73,7 @@ class Team(NamedTuple):
 
 
 def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
-    """Return how a GPU's threads share rows of a width."""
+    """Return the team in which a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for name in types.lines() if (dtype := getattr(types, name))]
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
@@ -83,7 +83,7 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     largest = features.largest_cluster if features.clusters else 1
     is_wide = min(types.held_itemsizes()) >= 4
     most = limits.most_elements * (3 if is_wide else 4) // 4
-    # A backward copies its next row while it waits; a forward's block wants another beside it.
+    # A backward copies its next row while it waits; a forward has a second block for this time.
     least = 2 if isinstance(types, ForwardTypes) else 1
     return (
         _of_block(types, width, pack, few, least)
@@ -96,16 +96,16 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
 
 
 def blocks_with_room(types: RowTypes, team: Team) -> int:
-    """Return the blocks of a team for which compute capability 10.0 has registers.
+    """Return how many blocks of a team have enough registers on compute capability 10.0.
 
-    Compiled for it, a forward takes two registers more than for others, in float32.
+    A forward in float32 takes two registers more there than on other GPUs.
     """
     more = types.compute.itemsize // 2 if isinstance(types, ForwardTypes) else 0
     return max(1, room_of(team.registers + more, team.threads))
 
 
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
-    """Return how a block, or some of its lanes, hold a row; None where it is too long.
+    """Return how a block, or some of its lanes, hold a row, or None if the row is too long.
 
     At least `least` blocks have room on a multiprocessor. A team within a warp holds half as many
     elements, so that more lanes are busy.
@@ -126,9 +126,9 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
 def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int) -> Team | None:
     """Return how a cluster holds a row, if `least` of its blocks have room on a multiprocessor.
 
-    If two have room, the cluster is as small as possible, else as large. A block has no more warps
-    than the row fills. If a GPU has no room for the cluster, half as many blocks with twice the
-    threads add in the order of the cluster's warps, if registers suffice.
+    If two have room, the cluster is as small as possible, else as large as possible. A block has no
+    more warps than the row fills. If a GPU has no room for the cluster but enough registers, half
+    as many blocks with twice the threads add in the order of the cluster's warps.
     """
     if largest == 1:
         return None
@@ -171,5 +171,5 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
 
 
 def _held(width: int, threads: int, pack: int) -> int:
-    """Return how many elements of a row a thread holds: whole packs."""
+    """Return how many elements of a row a thread holds, which are whole packs."""
     return -(-width // (threads * pack)) * pack

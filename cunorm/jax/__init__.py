@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: MIT
 """The norms as functions of JAX: differentiable, under jit, vmap, scan, checkpoint and shard_map.
 
-They run the kernels through ``jax.ffi``: XLA allocates the arrays and orders the calls. Each does
-what its namesake in `cunorm` does, and rounds y in the same places. All have in common:
+The functions run the kernels through ``jax.ffi``: XLA allocates the arrays and orders the calls.
+Each function computes and rounds y as its namesake in `cunorm` does. All functions have in common:
 
 - They take the arguments of their namesakes except `out` and `workspace`. Arrays are JAX's, traced
   or not, NumPy's, or objects with ``__jax_array__``; all other arguments are static. Results are
   JAX arrays. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
-- For gradients they save x (with a residual, the new stream instead), gate, weight, bias, rstd
-  and, if they centre rows, mean. rstd and mean have a number for each row, or for each group of a
-  row or sample. A gradient is rounded once, to its operand's dtype.
-- Wrong input is the error of the plain function, when JAX traces the call. Where
-  ``jax_enable_x64`` is off, a float64 `dtype` is a TypeError, and JAX makes float32 arrays of
-  float64 NumPy arrays. A second derivative is a NotImplementedError, forward mode JAX's TypeError
-  (`jax.linearize` raises it in a call of its result), a foreign function interface of an unknown
-  version an ImportError. An error while kernels compile or run is XLA's RuntimeError with its text.
+- For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
+  and, if they centre rows, mean. rstd and mean have a number for each row, or for each group of
+  a row or sample. A gradient is rounded once, to the dtype of its operand.
+- Wrong input raises the plain function's error when JAX traces the call. If ``jax_enable_x64`` is
+  off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A second
+  derivative is a NotImplementedError. Forward mode is JAX's TypeError (in `jax.linearize`, when its
+  result is called). A foreign function interface of an unknown version is an ImportError. An error
+  while kernels compile or run is XLA's RuntimeError with the error's text.
 """
 
 from cunorm.jax._ffi import refusal, register
@@ -42,5 +42,5 @@ __all__ = [
     "rms_norm",
 ]
 
-if refusal() is None:  # else the first call raises it
-    register()  # now, for executables that another process compiled
+if refusal() is None:  # otherwise the first call raises the error
+    register()  # executables from another process need this before any call

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-XLA makes calls that have only JAX arrays: it allocates the outputs, and orders the calls. In other
-calls JAX arrays go through DLPack, as JAX computes in the background and its arrays are immutable.
-The capsule of an input waits for its values, or orders our stream after them; a bare pointer would
-show stale data. JAX gets an output when cunorm has filled it.
+XLA makes calls on JAX arrays alone: it allocates the outputs, and orders the calls. In other calls
+JAX arrays go through DLPack, because JAX computes in the background and its arrays are immutable.
+The capsule of an input waits for the input's values, or lets cunorm's stream wait for them; a bare
+pointer could show old data. JAX gets an output after cunorm has filled it.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,13 +36,13 @@ _ALIGNMENT = 64  # XLA copies a host buffer with less alignment
 
 
 class JaxAdapter(DLPackAdapter):
-    """Arrays of JAX on one device."""
+    """The adapter of JAX arrays that are on one device."""
 
     name = "jax"
     dispatches_itself = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Accept concrete arrays; a tracer has no memory."""
+        """Accept concrete arrays, but no tracers, which have no memory."""
         if issubclass(kind, jax.core.Tracer):
             raise TypeError(
                 f"{function}: {argument} is a JAX tracer (inside jit, grad or vmap), expected an "
@@ -53,8 +53,8 @@ class JaxAdapter(DLPackAdapter):
     def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Let XLA make a call on JAX arrays of one device.
 
-        Return None for a call with memory for outputs, with arrays that `view` refuses or copies,
-        or without a required array.
+        Return None if the call has memory for outputs, if `view` refuses or copies an array, or if
+        a required array is absent.
         """
         kind = type(arrays[0])
         key_parts: list[object] = []
@@ -69,7 +69,7 @@ class JaxAdapter(DLPackAdapter):
         return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Array) -> ArrayView:
-        """Return the view of an array of one device, when its values are there or ordered."""
+        """Return the view of an array on one device, after its values are there or ordered."""
         dtype_of(function, argument, array.dtype)
         if array.is_deleted():
             raise ValueError(
@@ -91,7 +91,7 @@ class JaxAdapter(DLPackAdapter):
         return view
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or CuPy buffer for `export`; a bfloat16 array gets a float16 buffer."""
+        """Make a NumPy or CuPy buffer for `export`; the buffer of a bfloat16 array is float16."""
         if spec.dtype is FLOAT64 and not jax.enable_x64.value:
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
@@ -108,15 +108,15 @@ class JaxAdapter(DLPackAdapter):
         return new_view(pointer, spec, buffer, self)
 
     def export(self, view: ArrayView) -> Array:
-        """Give a filled buffer to JAX, which keeps it; JAX's CUDA stream waits for cunorm's."""
+        """Give a filled buffer to JAX, which keeps it. JAX's stream waits for cunorm's."""
         with self.device_scope(view.spec.device):
             return jax.dlpack.from_dlpack(_Exporter(view))
 
 
 class _Exporter:
-    """An exporter of the capsule of a NumPy or CuPy buffer, whose C code frees it.
+    """An exporter of the capsule of a NumPy or CuPy buffer, whose C code frees the buffer.
 
-    A deleter in Python would need the GIL in XLA's threads, perhaps after the interpreter's end.
+    A deleter in Python would need the GIL in threads of XLA, perhaps after Python has ended.
     """
 
     def __init__(self, view: ArrayView) -> None:
@@ -127,7 +127,7 @@ class _Exporter:
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
         capsule = self.buffer.__dlpack__(stream=stream)
-        if self.dtype is BFLOAT16:  # NumPy and some versions of CuPy have no name for it
+        if self.dtype is BFLOAT16:  # NumPy and some versions of CuPy lack bfloat16
             read_capsule(capsule)[0].code = KDL_BFLOAT
         return capsule
 
@@ -137,10 +137,10 @@ class _Exporter:
 
 @memoize()
 def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
-    """Return a function that makes a call on its inputs, None for a call that XLA cannot make.
+    """Return a function that makes a call on its inputs, or None if XLA cannot make the call.
 
-    A part of the key is an array's shape, dtype and sharding, or None. Wrong input or a missing
-    compiler is an error here, before JAX traces anything.
+    A part of the key is an array's shape, dtype and sharding, or None. Wrong input, or a missing
+    compiler, raises an error here, before JAX traces anything.
     """
     inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
     sharding = key_parts[0][2]
@@ -160,7 +160,7 @@ def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     pick, compiled = call.output_picker(), jax.jit(partial(_ffi.run_new_outputs, call))
 
     def run(arrays: OptionalArrays) -> list[Array | None]:
-        with jax.ensure_compile_time_eval():  # also inside a jit, which does not trace it
+        with jax.ensure_compile_time_eval():  # works inside a jit, which does not trace the call
             return [*pick((None, *arrays, *compiled(arrays)))]
 
     return run

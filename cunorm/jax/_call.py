@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A call of an operator: as an object of JAX's transformations, and as the text in executables."""
+"""A call of an operator, as an object for JAX's transformations and as text in executables."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -24,17 +24,17 @@ _OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_B
 
 
 class Call(NamedTuple):
-    """A call without its memory; equal calls do the same."""
+    """A call without its memory; equal calls do the same work."""
 
     op: OpDef[Any]
     spec: OpSpec
-    inputs: OptionalSpecs  # contiguous, as XLA's arrays are; None: absent
+    inputs: OptionalSpecs  # contiguous, like XLA's arrays; None if absent
 
     @classmethod
     def on(
         cls, op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Array | ShapeDtypeStruct | None]
     ) -> "Call":
-        """Return a call on arrays, traced or not; it reads only their shapes and dtypes."""
+        """Return a call on arrays, traced or not, of which only the shapes and dtypes are read."""
         named = zip(op.inputs, arrays, strict=True)
         inputs = [one if one is None else _describe(spec, name, one) for name, one in named]
         return cls(op, spec, tuple(inputs))
@@ -42,18 +42,18 @@ class Call(NamedTuple):
     @property
     @memoize()
     def plan(self) -> Plan:
-        """Return the plan; wrong input is the error that the plain function raises."""
+        """Return the plan; for wrong input, raise the error of the plain function."""
         op = self.op
         return op.plan(self.spec, (*self.inputs, *op.no_outputs))
 
     @property
     def is_empty(self) -> bool:
-        """Whether no kernel runs: outputs are empty, or sums over no rows."""
+        """Return whether no kernel runs, because outputs are empty or sums over no rows."""
         x = self.inputs[self.op.x]
         return bool(self.plan.is_empty) or (x is not None and 0 in x.shape)
 
     def output_picker(self) -> Picker:
-        """Return a picker of all outputs, from None, all inputs and the allocated outputs."""
+        """Return a picker of all outputs from None, all inputs and the allocated outputs."""
         op, plan, shared = self.op, self.plan, dict(self.plan.shared)
         sources = (*range(op.first_output), *(slot for slot, _ in plan.outputs))
         slots = range(op.first_output, op.array_count - 1)
@@ -69,7 +69,7 @@ class Call(NamedTuple):
     def parse(text: bytes, device: Device = CPU) -> "Call":
         name, spec, inputs = json.loads(text)[-3:]  # texts of earlier versions have four parts
         op = _OPS[name]
-        spec = spec_from_json(op.spec_type, json.dumps(spec))  # checks the version of the text
+        spec = spec_from_json(op.spec_type, json.dumps(spec))  # this checks the version of the text
         given = map(inputs.get, op.inputs)
         specs = [one and contiguous(tuple(one[0]), DTYPES[one[1]], device) for one in given]
         return Call(op, spec, tuple(specs))
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
 @memoize()
 def replace_interned(spec: Any, **fields: object) -> Any:
-    """Return an OpSpec with new values of some fields, the same object in all equal calls."""
+    """Return an OpSpec with new values of some fields, one object for all equal calls."""
     return replace(spec, **fields)
 
 
@@ -93,7 +93,7 @@ def _describe(spec: OpSpec, name: str, array: Array | ShapeDtypeStruct) -> Tenso
 def picker(sources: Iterable[int], slots: Iterable[int]) -> Picker:
     """Return a function that picks the array of each slot from a tuple.
 
-    The tuple has a stand-in for absent arrays, and then the arrays of the source slots.
+    The tuple begins with a stand-in for absent arrays; then come the arrays of the source slots.
     """
     ranks = {source: rank for rank, source in enumerate(sources, 1)}
     return itemgetter(*[ranks.get(slot, 0) for slot in slots])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the kernels inside JAX: FFI calls that have a rule for vmap and no derivative."""
+"""Calls of the kernels inside JAX: FFI calls with a rule for vmap and without a derivative."""
 
 import atexit
 from collections.abc import Callable
@@ -29,7 +29,7 @@ NEEDS_X64 = (
 
 
 def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Array | None]:
-    """Return the outputs of a call by name, None for an absent one; it has no derivatives."""
+    """Return the outputs of a call by name, None for absent outputs. It has no derivatives."""
     call = Call.on(op, spec, arrays)
     outputs = call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
     return dict(zip(op.outputs, outputs, strict=True))
@@ -44,7 +44,7 @@ def run_new_outputs(call: Call, arrays: OptionalArrays) -> Arrays:
 
 
 def check_x64(call: Call) -> None:
-    """Refuse outputs that JAX would cut to float32."""
+    """Refuse float64 outputs if JAX would make them float32."""
     is_float64 = any(spec.dtype is FLOAT64 for _, spec in call.plan.outputs)
     if is_float64 and not jax.enable_x64.value:
         raise TypeError(f"{call.spec.function}: a result of dtype float64: {NEEDS_X64}")
@@ -52,10 +52,10 @@ def check_x64(call: Call) -> None:
 
 @memoize()
 def _kernel(call: Call) -> Callable[..., Arrays]:
-    """Return a call as a function of its present arrays that is compiled once, with a vmap rule.
+    """Return a call as a function of its present arrays, compiled once and with a vmap rule.
 
-    The refusal of derivatives is inside the function: JAX drops a rule of the function itself when
-    it splits the derivative of a loop.
+    The refusal of derivatives is inside the function, because JAX drops a rule of the function
+    itself when it splits the derivative of a loop.
     """
 
     @custom_vmap
@@ -84,10 +84,10 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
 
 
 def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
-    """Return the outputs of a batch; its axis is the first one, in the batched arrays too.
+    """Return the outputs of a batch; the batch axis is the first, also in the batched arrays.
 
     One call takes the rows or samples of all examples. If examples have their own parameters, or if
-    each wants a gradient that is a sum over its rows, each example is a call.
+    each example wants gradients that are sums over its rows, each example is a call.
     """
     op, spec, outputs = call.op, call.spec, call.plan.outputs
     names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
@@ -99,7 +99,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
         return jax.lax.map(
             lambda own: _kernel(call)(*(dict(enumerate(arrays)) | own).values()), own
         )
-    has_samples = not isinstance(spec, RowNormSpec)  # on the first axis, which takes those of all
+    has_samples = not isinstance(spec, RowNormSpec)  # the first axis takes those of all examples
     inputs: dict[str, Array] = {}
     for name, array in zip(names, arrays, strict=True):
         if name not in parameters:
@@ -116,14 +116,14 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
 
 
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
-    """Call the target of the platform for which XLA compiles the call; it is not known here."""
+    """Call the target of XLA's platform, which is not known before XLA compiles the call."""
     register()
     plan, like = call.plan, arrays[0]
     outputs = [_struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
     if call.is_empty:
         axes = _varying(like)
         return tuple(_vary(jnp.zeros(one.shape, one.dtype), axes) for one in outputs)
-    # The workspace on a GPU is a result that is dropped.
+    # The workspace on a GPU is one more result, which is dropped.
     size = plan.workspace_bound(None)
     workspace = [_struct((size,), "uint8", like)] if size else []
 
@@ -141,10 +141,10 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
 
 
 def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
-    """Return whole arrays, all of which vary over the axes of a `shard_map` that any varies over.
+    """Return whole arrays, which all vary over every axis of a `shard_map` over which any varies.
 
-    The transpose sums gradients, and brings the gradient of an array that is spread over an
-    explicit mesh back to where the array lies.
+    The transpose sums gradients. For an array that is spread over an explicit mesh, the transpose
+    also brings the gradient back to where the array lies.
     """
     axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
     return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
@@ -168,7 +168,7 @@ def _varying(array: Array) -> frozenset[object]:
 
 
 def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct:
-    """Return the shape and dtype of a result, which is whole and varies as `like` does."""
+    """Return the shape and dtype of a result, which is whole and varies in the way of `like`."""
     found = jax.typeof(like)
     if found.sharding.mesh.empty:
         return ShapeDtypeStruct(shape, dtype)
@@ -184,14 +184,14 @@ _handlers: list[object] = []  # XLA calls them for as long as the process lives
 
 @cache
 def refusal() -> str | None:
-    """Return why this JAX cannot call the kernels, None where it can."""
+    """Return why this JAX cannot call the kernels, or None if it can."""
     version = xla.library_version(jax.ffi.include_dir())
     return None if xla.is_known(version) else xla.refusal(version)
 
 
 @cache
 def register() -> None:
-    """Register the handlers, or raise `refusal`."""
+    """Register the handlers, or raise an error with the text of `refusal`."""
     reason = refusal()
     if reason is not None:
         raise ImportError(f"cunorm.jax: {reason}")
@@ -203,9 +203,9 @@ def register() -> None:
 
 
 def _finish() -> None:
-    """Wait for what XLA still has to run: after Python's end it would wait for the GIL forever.
+    """Wait for the work that XLA still has; after Python's end, it would wait for the GIL forever.
 
-    A device finishes all earlier computations first, also those whose results nobody holds.
+    A device first finishes all earlier computations, including those whose results nobody holds.
     """
     if called:
         after = jax.jit(lambda x: x + 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The public functions; `cunorm.jax` says what all have in common."""
+"""The public functions; the docstring of `cunorm.jax` says what they have in common."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from jax import Array
 
@@ -146,8 +146,8 @@ def add_rms_norm(
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
-    The gradients of y and of the stream are added up before they are rounded, to x's dtype for x
-    and to the stream's for residual.
+    The gradients of y and of the stream are added up before they are rounded: for x to x's dtype,
+    for residual to the stream's dtype.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))
@@ -255,7 +255,7 @@ def group_norm(
 ) -> Array:
     """Shift and scale each group of channels of each sample, as `cunorm.group_norm` does.
 
-    The channels are the last axis by default; in `cunorm.torch` they are axis 1.
+    The channels are the last axis by default; in `cunorm.torch` they are axis 1 by default.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # a sample of two positions, of four channels
@@ -279,7 +279,7 @@ def instance_norm(
     channel_axis: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Apply `group_norm` with each channel a group of its own, as `cunorm.instance_norm` does.
+    """Apply `group_norm` with each channel as a group, as `cunorm.instance_norm` does.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> np.asarray(cunorm.jax.instance_norm(jnp.array([[[1.0, 10.0], [3.0, 70.0]]]))).round(4)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The functions that XLA calls to run the kernels on a CPU, or on a GPU's stream that XLA gives.
+"""The functions that XLA calls to run the kernels on a CPU, or on a stream of a GPU.
 
-XLA's threads call them. ctypes takes the GIL for them, and releases it while a kernel runs. They
-allocate nothing on a GPU: results and workspace are XLA's.
+XLA's threads call the functions. ctypes takes the GIL for each call, and releases it while a kernel
+runs. On a GPU the functions allocate nothing: XLA gives results, workspace and stream.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from cunorm._dispatch import cache_entry, caps_for, cpu_loaded
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 
-_known_apis: set[int] = set()  # addresses of apis whose version is known
+_known_apis: set[int] = set()  # the addresses of apis with a known version
 Run = Callable[[xla.Frame], None]
-called: set[Run] = set()  # the functions that XLA has called; it does so when it compiles
+called: set[Run] = set()  # the functions that XLA has called; XLA calls a function when it compiles
 
 
 def handler(run: Run) -> object:
-    """Return a C function for XLA; keep it for as long as the process lives."""
+    """Return a C function for XLA; the caller keeps it for as long as the process lives."""
 
     def handle(address: int) -> int | None:
         frame = address // xla.WORD
@@ -33,9 +33,9 @@ def handler(run: Run) -> object:
             if api not in _known_apis:
                 xla.check(frame)
                 _known_apis.add(api)
-            if stage == xla.EXECUTE:  # in other stages there are no values
+            if stage == xla.EXECUTE:  # other stages have no values
                 run(frame)
-        except BaseException as error:  # C cannot handle it
+        except BaseException as error:  # C cannot handle exceptions
             return xla.error(frame, f"cunorm: {type(error).__name__}: {error}")
         return None
 
@@ -65,7 +65,7 @@ def run_on_cuda(frame: xla.Frame) -> None:
 
 
 class _Executable:
-    """A loaded call; `run` takes the pointers of all its arrays, on CUDA a stream too."""
+    """A loaded call; `run` takes the pointers of all its arrays and, on CUDA, a stream."""
 
     def __init__(self, call: Call, run: Callable[..., object], *, has_workspace: bool) -> None:
         count = call.op.array_count
@@ -77,9 +77,9 @@ class _Executable:
         self._pick = picker((*arguments, *results), range(count))
 
     def pointers(self, counts: tuple[int, int], found: list[int]) -> tuple[int, ...]:
-        """Return the pointer of each array of the call, 0 for an absent one.
+        """Return the pointer of each array of the call, or 0 for an absent array.
 
-        XLA gives `found`; `counts` says how many of them are arguments and how many are results.
+        XLA gives `found`; `counts` has the numbers of arguments and of results in it.
         """
         if counts != self._counts:
             raise RuntimeError(
@@ -100,7 +100,7 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
     call = Call.parse(text, device)
     plan = call.plan
     lowered = plan.lower(caps_for(plan, device), alignments)
-    size = plan.workspace_bound(None)  # XLA's size, from before the GPU was known
+    size = plan.workspace_bound(None)  # XLA's size, which was planned before the GPU was known
     if lowered.workspace > size:
         family, _, _ = call.op.name.partition("_")
         raise RuntimeError(

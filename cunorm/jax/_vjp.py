@@ -45,7 +45,7 @@ class Norm:
     backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
-        """Call the forward, with scalars as the caller gives them."""
+        """Call the forward; `scalars` are as the caller gives them."""
         op, is_traced = self.forward, False
         for slot, array in enumerate(arrays):
             if array is None and not op.required[slot]:
@@ -53,7 +53,7 @@ class Norm:
             if isinstance(array, Tracer):
                 is_traced = True
             elif not isinstance(array, _ARRAYS):
-                if hasattr(array, "__jax_array__"):  # by which jax.numpy converts nnx.Param
+                if hasattr(array, "__jax_array__"):  # jax.numpy converts nnx.Param by this method
                     own = array.__jax_array__()
                     return self(scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
                 argument, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
@@ -67,7 +67,7 @@ class Norm:
 
 
 def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
-    """Return the error; if JAX traces the wrong scalar, an error that says so, with a remedy."""
+    """Return the error or, if JAX traces the wrong scalar, an error that says this and a remedy."""
     for one in scalars:
         scalar = one[0] if isinstance(one, tuple) and one else one  # c's `typed_key` begins with c
         wrong = f" is {scalar!r}, "
@@ -80,10 +80,10 @@ def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
 
 @memoize()
 def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
-    """Return the forward as a function that JAX compiles for all shapes and dtypes, one by one.
+    """Return the forward as a function that JAX compiles for each set of shapes and dtypes.
 
-    It is for arrays that nobody differentiates. Several calls share it, so it has no `custom_vjp`:
-    several derivatives must not share what that notes while JAX traces it.
+    The function is for arrays that nobody differentiates. Several calls share it, so it has no
+    `custom_vjp`, whose notes of a trace must not be shared by several derivatives.
     """
 
     def function(arrays: Inputs) -> Results:
@@ -93,8 +93,8 @@ def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
 
 
 def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
-    """Return the results of arrays that JAX transforms, perhaps for a derivative."""
-    _ = Call.on(norm.forward, spec, arrays).plan  # refuses wrong input
+    """Return the results for arrays that JAX transforms, perhaps for a derivative."""
+    _ = Call.on(norm.forward, spec, arrays).plan  # this refuses wrong input
     function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
@@ -112,9 +112,9 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     return _y_and_stream(_ffi.run(norm.forward, spec, arrays))
 
 
-# What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
-# an empty array of x's dtype, whose shape has a 0 and then a 1 for each operand whose gradient is
-# wanted, else a 0. All derivatives of a traced call share one pytree structure: only shapes differ.
+# The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and an
+# empty array of x's dtype. Its shape has a 0, then for each operand a 1 if its gradient is wanted,
+# else a 0. So derivatives of a traced call differ in shapes, but not in their pytree structure.
 _Saved = tuple[dict[str, Array | None], Array | HostArray]
 
 
@@ -132,7 +132,7 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
-    """Return the gradient of each operand, None where it is zero or not wanted."""
+    """Return the gradient of each operand, or None if it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
     (arrays, note), names = saved, norm.forward.inputs
     wanted = [name for name, flag in zip(names, note.shape[1:], strict=True) if flag]

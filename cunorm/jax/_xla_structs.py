@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The structs of XLA's foreign function interface that a handler reads and writes, version 0.3.
+"""The structs of XLA's foreign function interface, version 0.3, that a handler reads and writes.
 
 Source: ``xla/ffi/api/c_api.h`` in jaxlib. Later minor versions only add fields at the end of a
-struct, so a handler can read their structs too.
+struct, so a handler can also read the structs of those versions.
 """
 
 import ctypes
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KNOWN = (0, 3)  # major and minor version
+KNOWN = (0, 3)  # the major and the minor version
 EXECUTE = 3  # the stage of a frame in which kernels run
 _METADATA = 1  # the type of an extension
-_INTERNAL = 13  # an error's code
+_INTERNAL = 13  # the code of an error
 
 
 def _struct(**fields: Any) -> Any:
@@ -57,7 +57,7 @@ Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, r
 
 
 def library_version(include: str) -> tuple[int, int]:
-    """Return the version of the header in jaxlib's folder `include`, (-1, -1) without one."""
+    """Return the version of the header in jaxlib's folder `include`, (-1, -1) if it has none."""
     header = Path(include, "xla", "ffi", "api", "c_api.h")
     text = header.read_text() if header.is_file() else ""
     found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", text, re.M))
@@ -69,7 +69,7 @@ def is_known(version: tuple[int, int]) -> bool:
 
 
 def refusal(version: tuple[int, int]) -> str:
-    """Return the text of the error for a version that is not known."""
+    """Return the text of the error for an unknown version."""
     return (
         f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
         f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
@@ -79,12 +79,12 @@ def refusal(version: tuple[int, int]) -> str:
 
 # --- frames ---------------------------------------------------------------------------------------
 
-# All memory: to read one of its words takes a tenth of the time that making a struct takes.
+# All memory: reading a word of it takes a tenth of the time that making a struct takes.
 WORD = ctypes.sizeof(ctypes.c_size_t)
 _words = (ctypes.c_size_t * (sys.maxsize // WORD)).from_address(0)
 _chars = (ctypes.c_char * sys.maxsize).from_address(0)
 
-Frame = int  # the index of its first word
+Frame = int  # the index of the first word of the frame
 
 _EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
     getattr(_Frame, name).offset // WORD
@@ -93,17 +93,17 @@ _EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
 _SIZE, _VALUES = (getattr(_Arrays, name).offset // WORD for name in ("size", "values"))
 _ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // WORD
 _DATA = _Buffer.data.offset // WORD
-_INT = 0xFFFFFFFF  # an int's half of a word; the other half is undefined
+_INT = 0xFFFFFFFF  # the half of a word that an int fills; the other half is undefined
 
 
 def head(frame: Frame) -> tuple[int, int, int]:
-    """Return the addresses of extensions and of the api, and the stage of the call."""
+    """Return the addresses of the extensions and of the api, and the stage of the call."""
     words = _words
     return words[frame + _EXTENSION], words[frame + _API], words[frame + _STAGE] & _INT
 
 
 def answer_metadata_query(extension: int) -> bool:
-    """Return whether XLA wants only the version of the handler; if so, write it."""
+    """Return whether XLA only asks for the version of the handler; if so, write the version."""
     address: int | None = extension
     while address:
         found = _Extension.from_address(address)
@@ -125,7 +125,7 @@ def check(frame: Frame) -> None:
 
 
 def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
-    """Return the numbers of arguments and results, and all their addresses, 0 for an empty one."""
+    """Return the numbers of arguments and results, and all their addresses, 0 for empty arrays."""
     arguments, results = frame + _ARGUMENTS, frame + _RESULTS
     counts = _words[arguments + _SIZE], _words[results + _SIZE]
     first, first_result = _words[arguments + _VALUES] // WORD, _words[results + _VALUES] // WORD
@@ -134,7 +134,7 @@ def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
 
 
 def attribute(frame: Frame) -> bytes:
-    """Return the only attribute: the text of a call."""
+    """Return the only attribute, which is the text of a call."""
     span = _words[_words[frame + _ATTRIBUTE_VALUES] // WORD] // WORD
     start, length = _words[span : span + 2]
     text: bytes = _chars[start : start + length]  # type: ignore[assignment]  # so c_char slices
@@ -150,9 +150,9 @@ def stream_of(frame: Frame) -> int:
 
 
 def error(frame: Frame, message: str) -> int | None:
-    """Make XLA's error of a message; XLA frees it."""
+    """Make XLA's error with a message; XLA frees the error."""
     code = _ErrorCreate.code
-    size = code.offset + code.size  # which for XLA has no padding at the end
+    size = code.offset + code.size  # XLA's size excludes the padding at the end
     text = message.encode(errors="replace")
     return _call_api(frame, "error_create", _ErrorCreate(size, None, text, _INTERNAL))
 

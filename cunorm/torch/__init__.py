@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """cunorm for PyTorch: the norms as differentiable functions and as modules.
 
-A function takes the arguments of its namesake in `cunorm` except `out` and `workspace`, and tensors
-on the CPU, on CUDA or on meta. It computes the same formula, rounds in the same places and raises
-the same errors; an operand that is no tensor is a TypeError. y is contiguous; that of a group norm
-has x's memory layout. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
+A function takes the arguments of its namesake in `cunorm`, except `out` and `workspace`, and
+tensors on the CPU, on CUDA or on meta. It has the formula, the roundings and the errors of its
+namesake; an operand that is no tensor is a TypeError. y is contiguous; the y of a group norm has
+x's memory layout. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
-backward they keep x (if there is a residual, the new stream instead), gate, weight, bias, rstd and,
-if they centre rows, mean. torch's own operations compute a second derivative. The modules round as
-the functions do. A wrong argument is an error when a module is made (for device, torch's error), a
-wrong x when it is called.
+backward they keep x (or the new stream, if there is a residual), gate, weight, bias, rstd and, if
+they centre rows, mean. A second derivative uses torch's own operations. The modules round as the
+functions do. A wrong argument of a module is an error when the module is made (a wrong device is
+torch's error), a wrong x when it is called.
 """
 
 from cunorm.results import AddNorm

@@ -27,21 +27,21 @@ from cunorm.torch._library import OPERATORS, forward_text, present
 from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
-# Looked up once: together they take a tenth of a call.
+# These are looked up once, because both lookups together take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
 
 class DispatchMode(Enum):
-    PLAIN = auto()  # by `cunorm._dispatch`: no gradient is recorded
-    AUTOGRAD = auto()  # by an `autograd.Function`, which costs a sixth of what an operator costs
-    OPERATOR = auto()  # by an operator of torch's dispatcher, which tensor subclasses and modes see
-    TRANSFORMED = auto()  # by an operator in a Function that torch.func can transform
+    PLAIN = auto()  # calls `cunorm._dispatch`; no gradient is recorded
+    AUTOGRAD = auto()  # calls an `autograd.Function`, which costs a sixth of an operator
+    OPERATOR = auto()  # calls an operator of torch's dispatcher, for tensor subclasses and modes
+    TRANSFORMED = auto()  # calls an operator in a Function that torch.func can transform
 
 
 def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
     """Make a forward's call and return y and, for a row norm, the new residual stream.
 
-    The stream is x or None if it is x itself. Statistics follow in some modes.
+    The stream is x or None if it is x itself. In some modes, statistics are returned after it.
     """
     mode = dispatch_mode(scalars[0], pair.forward.inputs, arrays)
     try:
@@ -60,7 +60,7 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
 
 
 def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
-    """Return how to call a function on tensors; all but the first, x, may be None."""
+    """Return how to call a function on tensors; all tensors except x, the first, may be None."""
     if _is_compiling():
         return DispatchMode.OPERATOR
     if is_transforming():
@@ -77,13 +77,13 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         _check_tensors(function, names, arrays)
     if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
-    # The Function refuses tangents, which tensors may have at a dual level.
+    # The Function refuses tangents, and tensors may have tangents at a dual level.
     is_recorded = has_dual_level() or (requires_grad and _is_grad_enabled())
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
 def _transformed_mode(function: str) -> DispatchMode:
-    """Return the mode in torch.func's transforms: a Function supports all but functionalize."""
+    """Return the mode in torch.func's transforms: a Function supports all except functionalize."""
     kinds = transforms()
     if not is_tracing() and "Functionalize" not in kinds:
         return DispatchMode.TRANSFORMED
@@ -97,11 +97,11 @@ def _transformed_mode(function: str) -> DispatchMode:
 
 
 def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
-    """Check that every operand is a tensor with a shape; all but x may be None."""
+    """Check that every operand is a tensor with a shape; all operands except x may be None."""
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, torch.Tensor):
-            if is_batch(array):  # of a vmap that is over
-                view(function, name, array)  # raises
+            if is_batch(array):  # its vmap is over
+                view(function, name, array)  # raises an error
             if not is_dense(array):
                 is_shapeless = isinstance(array, Shapeless)
                 fix = "" if is_shapeless else f": pass {dense_form(name, array)}"
@@ -114,7 +114,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
 
 
 def specialized(scalar: object) -> object:
-    """Return a scalar; if a tracer has a symbol or (torch.jit's) a tensor for it, as a number."""
+    """Return a scalar; if a tracer gives a symbol, or torch.jit a tensor, return its number."""
     if torch.compiler.is_dynamo_compiling():
         return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
     convert = _NUMBERS.get(type(scalar))
@@ -129,13 +129,13 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.Sym
 
 
 class _Norm(torch.autograd.Function):
-    """A norm and its gradients, of any pair."""
+    """The autograd.Function of a norm and its gradients, for any pair."""
 
     @staticmethod
     def forward(
         ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Operand
     ) -> tuple[Operand, Operand]:
-        """Return y and the new residual stream, which is None if there is none or it is x."""
+        """Return y and the new residual stream, or None if there is no stream or it is x."""
         outputs = dispatch_spec(pair.forward, spec, (*arrays, *pair.no_outputs))
         stream = outputs[1] if pair.is_rows else None
         if stream is arrays[0]:
@@ -148,29 +148,29 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
-        """Return a gradient for each argument of `forward`, None where none is needed."""
+        """Return a gradient for each argument of `forward`, or None if no gradient is needed."""
         pair = ctx.pair
         run = None if _is_grad_enabled() else partial(_run_backward, pair)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
-# A Function's own `apply` looks for transforms first, which `dispatch_mode` has done.
+# A Function's own `apply` first looks for transforms, but `dispatch_mode` has done this.
 _apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
 def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
-    """Run a backward as `call` runs a forward, by an operator if torch must observe it."""
-    dy, second = arrays[:2]  # of row norms, the stream's gradient is the second
+    """Run a backward in the way that `call` runs a forward, by an operator if torch must see it."""
+    dy, second = arrays[:2]  # in row norms, the second is the stream's gradient
     assert dy is not None
     if not (
-        _is_compiling()  # by compiled autograd
+        _is_compiling()  # compiled autograd is at work
         or is_transforming()
         or count_modes()
-        or is_legacy_batch(dy)  # as for a vectorised Jacobian
+        or is_legacy_batch(dy)  # a vectorised Jacobian has such tensors
         or (second is not None and is_legacy_batch(second))
     ):
         try:
-            no_outputs = (*pair.backward.no_outputs, None)  # and no workspace
+            no_outputs = (*pair.backward.no_outputs, None)  # None is the workspace
             return dispatch_spec(pair.backward, spec, (*arrays, *no_outputs))
         except (TypeError, ValueError):
             if not any(map(needs_operator, arrays)):

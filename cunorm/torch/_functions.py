@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The norms as functions that torch differentiates, compiles and transforms."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def add_rms_norm(
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
-    The backward adds the gradient of the stream in the same pass.
+    The backward also adds the gradient of the stream, in one pass.
 
     >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -91,8 +91,8 @@ def l2_norm(
 ) -> Tensor:
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
-    ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead, and its ``dim``
-    is one axis alone.
+    ``torch.nn.functional.normalize`` instead divides by max(sqrt(sum(x * x)), eps). Its ``dim`` is
+    one axis alone.
 
     >>> import torch, cunorm.torch
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
@@ -265,7 +265,7 @@ def group_norm(
 ) -> Tensor:
     """Shift and scale each group of channels of each sample, as `cunorm.group_norm` does.
 
-    The channels are axis 1 by default, as in PyTorch, not -1.
+    The channels are axis 1 by default, as in PyTorch; in `cunorm` they are axis -1.
 
     >>> import torch, cunorm.torch
     >>> weight = torch.ones(4, requires_grad=True)
@@ -290,10 +290,10 @@ def instance_norm(
     channel_axis: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Apply `group_norm` with each channel a group of its own.
+    """Apply `group_norm` with each channel as a separate group.
 
-    An x of one position, or of shape (N, C), gives the activation of bias, where PyTorch raises an
-    error.
+    An x of one position, or of shape (N, C), gives the activation of bias; PyTorch raises an error
+    for it.
 
     >>> import torch, cunorm.torch
     >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 3.0], [10.0, 70.0]]]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Norms as operators of torch's dispatcher: for torch.compile, torch.func and modes.
+"""Norms as operators of torch's dispatcher, for torch.compile, torch.func and modes.
 
-An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns none of its inputs; an
+An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns none of its inputs. An
 absent output is an empty tensor of bools.
 """
 
@@ -33,7 +33,7 @@ _from_text = memoize()(spec_from_json)
 
 
 class Operator:
-    """An operator of torch's dispatcher: one direction of a pair."""
+    """An operator of torch's dispatcher, which is one direction of a pair."""
 
     def __init__(self, pair: OpPair, direction: str) -> None:
         self.pair, op = pair, getattr(pair, direction)
@@ -57,7 +57,7 @@ class Operator:
         return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
-        """Return outputs with the promised strides; absent ones, x and a second dx are None."""
+        """Return outputs with the promised strides; absent outputs, x and a second dx are None."""
         arrays = [*map(unwrapped, arrays)]
         x: Any = arrays[self.op.x]
         first, *others = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))
@@ -73,9 +73,9 @@ class Operator:
         return torch.empty_like(x, memory_format=layout, **options)
 
     def _fake_outputs(self, spec: Any, arrays: Tensors) -> Tensors:
-        """Return outputs without memory; operands on meta are checked as on any device.
+        """Return outputs without memory; operands on meta are checked as on any other device.
 
-        The plan's rules give the outputs' dtypes; x and the operands give their shapes.
+        The plan's rules give the dtypes of outputs; x and the operands give their shapes.
         """
         op = self.op
         named = zip(op.input_slots, arrays, strict=True)
@@ -104,7 +104,7 @@ class Operator:
     def _batch(self, info: Any, dims: Sequence[int | None], *arguments: Any) -> Batched:
         """Run a batch of calls as one call with more rows or samples.
 
-        Calls that have different parameters or return sums over their own rows run one by one.
+        If calls have different parameters, or return sums over their own rows, run them one by one.
         """
         *arrays, text = arguments
         op, pair, batch = self.op, self.pair, info.batch_size
@@ -137,7 +137,7 @@ class Operator:
         return tuple(map(parted, outputs)), (0,) * len(outputs)
 
     def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
-        """Call the operator for each item of a batch; of an empty batch for an item of zeros."""
+        """Call the operator for each item of a batch; for an empty batch, call it for zeros."""
 
         def item(array: Any, dim: int | None, index: int) -> Operand:
             if not isinstance(dim, int):
@@ -163,14 +163,14 @@ def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
 
 @memoize()
 def _merged_text(spec_type: type, text: str) -> str:
-    """Return the spec of a call whose rows have one more axis in front, or more samples."""
+    """Return the spec of a call whose rows have one more leading axis, or that has more samples."""
     spec = _from_text(spec_type, text)
     axis = getattr(spec, "axis", -1)
     return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
 
 
 def present(outputs: Sequence[Tensor]) -> list[Operand]:
-    """Return an operator's outputs, with None for absent ones."""
+    """Return an operator's outputs, with None for absent outputs."""
     return [None if output.dtype == torch.bool else output for output in outputs]
 
 
@@ -186,10 +186,10 @@ class Operators:
         self.transformed = _transformable(self.forward, self._save, gradients)
 
     def run_backward(self, operator: Run, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
-        """Return the outputs of a backward, by its operator."""
+        """Return the outputs of a backward's operator."""
         outputs = present(operator(*arrays, _to_text(spec)))
         if self.pair.is_rows and outputs[-1] is None:
-            outputs[-1] = outputs[0]  # dx is dresidual, too
+            outputs[-1] = outputs[0]  # dx is also dresidual
         return outputs
 
     def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
@@ -208,7 +208,7 @@ class Operators:
         return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
 
     def _eager_gradients(self, ctx: Context, *gradients: Operand) -> Tensors:
-        """Return gradients, by the formula if autograd, not torch.func, may differentiate it."""
+        """Return gradients; use the formula if autograd, not torch.func, may differentiate them."""
         is_recorded = torch.is_grad_enabled() and not is_transforming()
         return self._gradients(None if is_recorded else self.backward, ctx, *gradients)
 
@@ -218,11 +218,11 @@ def _transformable(
 ) -> Run:
     """Return an operator as a Function that torch.func transforms.
 
-    torch.func refuses the Function of `register_autograd`, which has no `setup_context`.
+    torch.func refuses the Function of `register_autograd`, because it has no `setup_context`.
     """
 
     class Transformed(torch.autograd.Function):
-        generate_vmap_rule = True  # by the rules of the operators
+        generate_vmap_rule = True  # uses the operators' rules
         setup_context = staticmethod(save)
         backward = staticmethod(gradients)
 
@@ -245,6 +245,6 @@ OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 
 @assume_constant
 def forward_text(name: str, *params: object) -> str:
-    """Return the spec of the forward of the pair of a name, with statistics, as text."""
+    """Return, as text, the spec of the forward of the pair `name`; the forward saves statistics."""
     spec = saving(parse(OPERATORS[name].pair.forward, params))
     return _to_text(spec)  # type: ignore[no-any-return]

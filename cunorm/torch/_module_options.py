@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The options of modules: their checks, and what a module passes to its function in a call."""
+"""The options of modules: their checks, and their use in a module's call of its function."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ from cunorm.torch._tensors import is_dense
 
 
 def row_shape(module: Module, shape: object) -> tuple[int, ...]:
-    """Return normalized_shape as torch keeps it."""
+    """Return normalized_shape in the form in which torch keeps it."""
     kind = type(module).__name__
     sizes = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else [shape]
     found = tuple([validate.integer(kind, "normalized_shape", size) for size in sizes])
@@ -45,7 +45,7 @@ def check_groups(module: Module, num_groups: int, num_channels: int) -> None:
 
 
 def check_dtype_and_flags(module: Module, dtype: object, **values: object) -> None:
-    """Check a dtype, flags, and that no eps and no flag is the name of an activation."""
+    """Check a dtype and flags, and that no eps or flag is the name of an activation."""
     kind = type(module)
     parse_optional_dtype(kind.__name__, "dtype", dtype)
     for name, value in values.items():
@@ -60,7 +60,7 @@ def check_dtype_and_flags(module: Module, dtype: object, **values: object) -> No
 
 
 def check_rms_norm(module: Any) -> None:
-    """Check the options of an RMSNorm, with its eps, as the functions check them."""
+    """Check the options and the eps of an RMSNorm in the way that the functions check them."""
     kind = type(module).__name__
     given = {name: getattr(module, name) for name in module._cunorm_options}
     dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
@@ -80,7 +80,7 @@ def check_rms_norm(module: Any) -> None:
 
 
 def changed_options(module: Any) -> str:
-    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
+    """Return, for an extra_repr, the options that torch lacks and that are not the default."""
     kind, options = type(module), {n: getattr(module, n) for n in module._cunorm_options}
     return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
 
@@ -96,22 +96,22 @@ def check_sizes(
     """Check the sizes of some axes of x; the function refuses an x that has no shape."""
     try:
         fits = x.shape[axes] == sizes
-    except (AttributeError, RuntimeError):  # no tensor, or one without a shape
+    except (AttributeError, RuntimeError):  # x is no tensor, or has no shape
         fits = True
     if not fits and isinstance(x, Tensor) and is_dense(x):
-        shape = tuple(map(int, x.shape))  # torch.jit.trace has tensors there
+        shape = tuple(map(int, x.shape))  # torch.jit.trace has tensors in the shape
         wanted = expected.format(sizes)
         raise ValueError(f"{type(module).__name__}: x has shape {shape}, expected {wanted}")
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return float32 where torch.autocast computes norms in it and x is narrower, else None."""
+    """Return float32 if torch.autocast computes norms in float32 and x is narrower, else None."""
     half = getattr(x, "is_cuda", False) and x.dtype in (torch.float16, torch.bfloat16)
     return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
 def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[str, Any]:
-    """Return the options of an RMSNorm's call; without eps, that of the dtype it normalises."""
+    """Return the options of an RMSNorm's call; a default eps follows from the normalised dtype."""
     shape = module.normalized_shape
     options = {name: getattr(module, name) for name in module._cunorm_options}
     options |= {"eps": module.eps, "axis": -len(shape)}
@@ -125,8 +125,8 @@ def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[s
     return options
 
 
-# Without eps, torch takes the epsilon of float32 or, in old versions, that of x's dtype. With the
-# first, 2**-6 in half precision becomes about 1, with the second less than 1/2.
+# Without eps, torch takes the epsilon of float32 or, in old versions, the epsilon of x's dtype. In
+# half precision, 2**-6 becomes about 1 with the former, and less than 1/2 with the latter.
 _small = torch.full((1,), 2.0**-6, dtype=torch.float16, device="cpu")
 _IN_FLOAT32 = torch.nn.functional.rms_norm(_small, (1,)).item() > 0.5
 _DEFAULT_EPS = {

@@ -17,7 +17,7 @@ from cunorm.torch._module_options import autocast_dtype, changed_options, check_
 
 
 def _refuse_script(module: torch.nn.Module) -> NoReturn:
-    """Refuse `torch.jit.script`, whose own error would name a line of cunorm."""
+    """Refuse `torch.jit.script`; torch's own error would name a line of cunorm."""
     raise TypeError(
         f"{type(module).__name__}: torch.jit.script cannot compile it: use torch.compile, "
         "torch.export or torch.jit.trace"
@@ -31,11 +31,11 @@ class RMSNorm(torch.nn.RMSNorm):
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
-    The first five arguments, parameters and state_dict are PyTorch's. The default eps is the
+    The first five arguments, the parameters and state_dict are PyTorch's. The default eps is the
     machine epsilon of the dtype in which the installed PyTorch computes: float32 for half
-    precision, in earlier versions x's. weight_offset, which needs a weight, and round_before_weight
-    are those of `rms_norm`; a new weight is ``1 - weight_offset``. Under ``torch.autocast`` on CUDA
-    y is float32 for an x of half precision, as in PyTorch's module.
+    precision, but x's dtype in earlier versions. weight_offset, which needs a weight, and
+    round_before_weight are options of `rms_norm`; a new weight is ``1 - weight_offset``. Under
+    ``torch.autocast`` on CUDA, y is float32 for an x of half precision, as in PyTorch's module.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.RMSNorm(2, eps=1e-6)
@@ -96,7 +96,7 @@ class AddRMSNorm(RMSNorm):
     A stack of layers begins with ``stream = None`` and ends with ``x + stream``.
 
     residual_dtype is the stream's dtype, by default that of the first x; a stream of another dtype
-    is an error. Other arguments are those of `RMSNorm`: the default eps is that of the stream's
+    is an error. The other arguments are those of `RMSNorm`: the default eps is that of the stream's
     dtype, and rounding before weight is to x's. ``torch.autocast`` does not change the dtype of y.
 
     >>> import torch, cunorm.torch
@@ -129,7 +129,7 @@ class AddRMSNorm(RMSNorm):
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None
     ) -> AddNorm[Tensor]:
-        """Return y and the new stream, which is x itself where residual is None."""
+        """Return y and the new stream, which is x itself if residual is None."""
         return add_rms_norm(x, residual, self.weight, **options_of(self, x, residual))
 
 
@@ -141,12 +141,12 @@ class GatedRMSNorm(RMSNorm):
         y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
         y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
 
-    Elsewhere "post" is called ``norm_before_gate=True``. groups is Mamba-2's
-    ``hidden_size // group_size``; more than 1 needs a normalized_shape of one axis. y is rounded
-    once, with round_before_weight twice. Mamba-2 of ``transformers`` is ``gate_position="pre",
-    round_before_weight=True``; Mamba-2 of its authors does not round before weight. Qwen3-Next also
-    rounds before the gate: results differ by one or at most two units in the last place of
-    bfloat16. ``torch.autocast`` does not change the dtype of y.
+    In other libraries, "post" is called ``norm_before_gate=True``. groups is Mamba-2's
+    ``hidden_size // group_size``; more than one group needs a normalized_shape of one axis. y is
+    rounded once, or twice with round_before_weight. Mamba-2 of ``transformers`` is
+    ``gate_position="pre", round_before_weight=True``; Mamba-2 of its authors does not round before
+    weight. Qwen3-Next also rounds before the gate, so results differ by one or at most two units in
+    the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GatedRMSNorm(4, groups=2, gate_position="pre")
@@ -181,7 +181,7 @@ class GatedRMSNorm(RMSNorm):
         self._set_options(weight_offset, round_before_weight, groups, *gate)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return y; without a gate, y is ``norm(x)``."""
+        """Return y, which without a gate is ``norm(x)``."""
         options = options_of(self, x)
         if gate is None:
             del options["gate_activation"], options["gate_position"]
@@ -195,7 +195,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
         y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias
 
-    Arguments, parameters and state_dict are PyTorch's; ``torch.autocast`` acts as on `RMSNorm`.
+    Arguments, parameters and state_dict are PyTorch's. ``torch.autocast`` acts as on `RMSNorm`.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.LayerNorm(2)
@@ -234,9 +234,9 @@ class GroupNorm(torch.nn.GroupNorm):
         y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
     x has shape (N, num_channels, ...). y has x's memory format, and neither is copied. activation
-    is an activation of `cunorm.normalize`, or None. Other arguments, parameters and state_dict are
-    PyTorch's; ``**options`` are those of newer versions, as ``bias=False``. ``torch.autocast`` acts
-    as on `RMSNorm`.
+    is an activation of `cunorm.normalize`, or None. The other arguments, parameters and state_dict
+    are PyTorch's. ``**options`` are arguments of newer versions, such as ``bias=False``.
+    ``torch.autocast`` acts as on `RMSNorm`.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GroupNorm(2, 4, activation="silu")

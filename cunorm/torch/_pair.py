@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""OpPair: a forward and its backward; and their formulas, for second derivatives."""
+"""OpPair, which is a forward and its backward; and their formulas for second derivatives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,31 +26,31 @@ Tensors = Sequence[Operand]
 ForwardSpec = RowForwardSpec | GroupForwardSpec
 BackwardSpec = RowBackwardSpec | GroupBackwardSpec
 Run = Callable[[BackwardSpec, Tensors], Tensors]  # returns a backward's outputs
-Context: TypeAlias = Any  # of an autograd.Function, with a pair, a spec and an x_dtype
+Context: TypeAlias = Any  # the context of an autograd.Function, with a pair, a spec and an x_dtype
 
 
 @dataclass(eq=False)
 class OpPair:
     """A forward and its backward. Outputs are y, for row norms the new stream, and statistics."""
 
-    name: str  # the beginning of the names of its operators in torch's dispatcher
+    name: str  # the names of its operators in torch's dispatcher begin with this
     forward: OpDef[Any]
     backward: OpDef[Any]
-    backward_spec: Callable[..., BackwardSpec]  # takes a forward's spec, x's dtype, needs
-    formula: Callable[..., Tensor]  # takes a spec, x's dtype, operands; y by torch's operations
+    backward_spec: Callable[..., BackwardSpec]  # takes a forward's spec, x's dtype and needs
+    formula: Callable[..., Tensor]  # takes a spec, x's dtype, operands; returns y
 
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
         self.is_rows = "residual" in forward.outputs
-        self.no_outputs = (*self.forward.no_outputs, None)  # and no workspace
-        self.operands = [slot.name[1:] for slot in backward.result_slots]  # of the gradients
-        # The forward's arrays that the backward takes; its x is what was normalised.
+        self.no_outputs = (*self.forward.no_outputs, None)  # None is the workspace
+        self.operands = [slot.name[1:] for slot in backward.result_slots]  # those with gradients
+        # The forward's arrays that the backward takes; its x is the array that was normalised.
         results = [slot.name for slot in forward.result_slots]
         names = [*(slot.name for slot in forward.input_slots), *results]
         reads = [slot.name for slot in backward.input_slots]
         self._saved = [name for name in reads if name in names]
         self._pick_saved = itemgetter(*map(names.index, self._saved))
-        # For each input of the backward, its index among gradients of results and saved arrays.
+        # For each input of the backward: its index in the results' gradients and the saved arrays.
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
         self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
         self._stream_slots = [
@@ -58,11 +58,11 @@ class OpPair:
         ]
 
     def has_stream_gradient(self, needs_input_grad: tuple[bool, ...]) -> bool:
-        """Whether the new stream has a gradient, if these inputs of the forward need one."""
+        """Return whether the new stream has a gradient if these inputs of the forward need one."""
         return any(needs_input_grad[slot] for slot in self._stream_slots)
 
     def save(self, ctx: Context, spec: ForwardSpec, arrays: Tensors, outputs: Tensors) -> None:
-        """Keep what the backward needs; its x is the new stream if there is one."""
+        """Keep the arrays that the backward needs; its x is the new stream if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
         assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
@@ -133,14 +133,14 @@ def recorded_gradients(
     dy: Tensor,
     dresidual_out: Operand,
 ) -> dict[str, Operand]:
-    """Return the gradients of a forward's inputs by name; autograd may record them.
+    """Return the gradients of a forward's inputs by name; autograd may record the operations.
 
-    `operands` are those of the formula; their x is what was normalised.
+    `operands` are those of the formula; their x is the array that was normalised.
     """
     x = operands["x"]
     assert x is not None
     x_compute = x.to(torch.float64 if torch.float64 in (x_dtype, x.dtype) else torch.float32)
-    # Views are distinct, even if the caller gives one tensor for two operands.
+    # The operands are distinct views, even if the caller gives one tensor for two operands.
     operands = {**operands, "x": x_compute}
     views = {name: t if t is None else t.view_as(t) for name, t in operands.items()}
     y = formula(**views).to(dy.dtype)
@@ -157,7 +157,7 @@ def recorded_gradients(
 
 
 def _centered(rows: Tensor) -> Tensor:
-    """Subtract the mean, then the mean of the differences, as the first has a rounding error."""
+    """Subtract the mean, then the mean of the differences, as the mean has a rounding error."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows - rows.mean(-1, keepdim=True)
 
@@ -170,7 +170,7 @@ def row_formula(
     weight: Operand,
     bias: Operand,
 ) -> Tensor:
-    """Return y, in the compute dtype, which is x's, by the formula of `cunorm.normalize`."""
+    """Return y in the compute dtype, which is x's, by the formula of `cunorm.normalize`."""
     compute, groups = x.dtype, spec.groups
     leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
 
@@ -178,7 +178,7 @@ def row_formula(
         return operand.to(compute).reshape(*leading, groups, width)
 
     g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
-    choose: Callable[..., Any] = spec.formula  # which passes dtypes on, of any library
+    choose: Callable[..., Any] = spec.formula  # passes on dtypes of any library
     options = choose({"gate": gate, "weight": weight}, x_dtype, compute)
     q = as_rows(x, *leading)
     if g is not None and options.pre_gate:
@@ -197,7 +197,7 @@ def row_formula(
 def group_formula(
     spec: GroupForwardSpec, x_dtype: torch.dtype, x: Tensor, weight: Operand, bias: Operand
 ) -> Tensor:
-    """Return y, in the compute dtype, which is x's, by the formula of `cunorm.group_norm`."""
+    """Return y in the compute dtype, which is x's, by the formula of `cunorm.group_norm`."""
     channels_first = x.movedim(spec.channel_axis, 1)
     samples, channels = channels_first.shape[:2]
     q = _centered(channels_first.reshape(samples, spec.num_groups or channels, -1))

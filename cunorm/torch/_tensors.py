@@ -9,16 +9,16 @@ from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.validate import describe_type
 
 _DTYPES = frozenset(TORCH_DTYPES.values())
-_DEVICES = ("cpu", "cuda", "meta")  # on meta, operators return the shapes
+_DEVICES = ("cpu", "cuda", "meta")  # operators on meta return only shapes
 _disabled_dispatch = Tensor.__torch_dispatch__
 _strided = torch.strided
 Shapeless = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
 def refusal(*tensors: object) -> str | None:
-    """Return why neither cunorm's kernels nor its operators can take tensors; None: they can.
+    """Return why neither cunorm's kernels nor its operators can take the tensors, or None.
 
-    The tensors may be None, meta or fake. Their shapes, dtypes and devices may not fit together.
+    The tensors may be None, meta or fake. Their shapes, dtypes and devices need not fit together.
     """
     for tensor in tensors:
         reason = None if tensor is None else what_refuses(tensor)
@@ -28,7 +28,7 @@ def refusal(*tensors: object) -> str | None:
 
 
 def what_refuses(tensor: object) -> str | None:
-    """Return what is wrong with a tensor, as a predicate; None: nothing."""
+    """Return a predicate that says why cunorm refuses a tensor, or None if it takes the tensor."""
     if not isinstance(tensor, Tensor):
         return f"is {describe_type(type(tensor))}"
     if not is_dense(tensor):
@@ -45,33 +45,33 @@ def what_refuses(tensor: object) -> str | None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape, and an element for each of its indices."""
+    """Return whether a tensor has a shape, and an element for each of its indices."""
     is_shapeless = isinstance(tensor, Shapeless)
     return not is_shapeless and tensor.layout is _strided and not tensor.is_nested
 
 
 def has_plain_memory(kind: type[Tensor]) -> bool:
-    """Whether the tensors of a class are their memory, whatever the functions of the class do."""
+    """Return whether tensors of a class are plain memory, even if the class has own functions."""
     return kind.__torch_dispatch__ is _disabled_dispatch
 
 
 def needs_operator(tensor: object) -> bool:
-    """Whether the kernels refuse an operand, but torch's dispatcher may hand on another for it.
+    """Return whether kernels refuse an operand that torch's dispatcher may replace by another.
 
-    The operand has no memory, or more than that: meta tensors, wrappers, lazy negations, zeros of
-    autograd. Only calls that the kernels refuse ask for this.
+    Such an operand has no memory, or more than memory: meta tensors, wrappers, lazy negations,
+    zeros of autograd. This is asked only in calls that the kernels refuse.
     """
     return isinstance(tensor, torch.Tensor) and (
         type(tensor) not in PLAIN_TYPES
         or tensor.is_meta
         or tensor.is_neg()
         or _torch_private.is_zero(tensor)
-        or _torch_private.is_wrapped(tensor)  # by a transform that is over
+        or _torch_private.is_wrapped(tensor)  # its transform is over
     )
 
 
 def unwrapped(tensor: Tensor | None) -> Tensor | None:
-    """Return a plain tensor for one of a subclass that is its memory, any other as it is."""
+    """Return a plain tensor in place of a subclass that is plain memory, and any other as it is."""
     if tensor is None or type(tensor) in PLAIN_TYPES or not has_plain_memory(type(tensor)):
         return tensor
-    return tensor.as_subclass(torch.Tensor)  # its functions are off inside an operator
+    return tensor.as_subclass(torch.Tensor)  # the subclass's functions are off inside an operator

@@ -72,7 +72,7 @@ class Model:
         """Return logits, (batch, time, vocabulary), for inputs of (batch, time)."""
         own, sublayers = self._own, []
         branch = own["embedding"][inputs]
-        # The stream begins as the positions, which are the same for each text: the stride is 0.
+        # The stream begins as the positions. All texts share one copy of them, with stride 0.
         stream = self._xp.broadcast_to(own["position"][: inputs.shape[1]], branch.shape)
         for sublayer in self._sublayers:
             weight = sublayer.parameters["norm"]

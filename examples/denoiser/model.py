@@ -121,7 +121,7 @@ class Denoiser:
         return d_output + d_picture, grads
 
     def loss_and_gradients(self, noisy: Array, clean: Array) -> tuple[float, Array, Arrays]:
-        """Return the mean squared error and its gradients of the noisy picture and parameters."""
+        """Return the mean squared error, and gradients of the noisy picture and the parameters."""
         saved = self.forward(noisy)
         error = saved.output - clean
         return float((error**2).mean()), *self.backward(2 * error / error.size, noisy, saved)

@@ -20,7 +20,7 @@ MAPS = 5
 
 
 def picture(shrink: int) -> Picture:
-    """Return Matplotlib's sample portrait; squares of pixels are averaged to one pixel."""
+    """Return Matplotlib's sample portrait; each square of pixels is averaged to one pixel."""
     pixels = imread(get_sample_data(NAME, asfileobj=False)) / np.float32(255)
     height, width = _HEIGHT // shrink, _WIDTH // shrink
     pixels = pixels[_TOP : _TOP + height * shrink, _LEFT : _LEFT + width * shrink]

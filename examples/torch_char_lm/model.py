@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """Return the branch, of y's shape."""
-        # Views of (3, batch, time, heads, head width), which cunorm reads without a copy.
+        # q, k and v are views of one array; cunorm reads such views without a copy.
         q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).movedim(2, 0)
         q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)

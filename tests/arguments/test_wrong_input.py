@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All front ends name wrong input: function, argument, the given and the expected value.
+"""Errors of all front ends name the function, the argument, the given and the expected value.
 
 Before each wrong call, a valid call is made on the same arrays.
 """
@@ -48,7 +48,7 @@ OF_FRONTS = {title: cases for title, cases in OF_FRONTS.items() if cases}
 
 
 def check_front(front, cases, convert, words, run=lambda call, arrays: call(**arrays)):
-    """Check that a front end has the errors of the plain functions, with words of its own."""
+    """Check that a front end has the errors of the plain functions, with `words` replaced."""
     for case in cases:
         kwargs = call_of(case.name, **RIGHT).arrays | case.change
         arrays = {key: convert(kwargs.pop(key)) for key in ARRAYS & arrays_of(kwargs).keys()}

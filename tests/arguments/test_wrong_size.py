@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Wrong input of `workspace_size` gives the errors of the function whose size is asked for."""
+"""Wrong input of `workspace_size` gives the errors of the function that `op` names."""
 
 from __future__ import annotations
 

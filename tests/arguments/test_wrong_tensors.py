@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are not plain memory, or on another device, as any operand or result."""
+"""Arrays that are not plain memory, or are on another device, are refused in any argument."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-# Types for which a wrong value is a ValueError; and the expected text of a TypeError if it differs.
+# Types whose wrong values are ValueErrors, and what a TypeError expects if that differs.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
@@ -55,7 +55,7 @@ Cases = Iterator[Case]
 
 
 def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = None) -> Cases:
-    """Yield an error for each value: a ValueError if its type is right."""
+    """Yield an error for each value: a ValueError if the value's type is right."""
     for value in values:
         error = ValueError if type(value) in kind[0] else TypeError
         right = expected if error is ValueError else kind[1] or expected
@@ -71,7 +71,7 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
 
 
 def without_gate(position: str, activation: str) -> Cases:
-    """Yield the error for a gate's option that is not the default, without a gate."""
+    """Yield the error for a call without a gate that gives an option of gates."""
     change = {"gate": None, "gate_position": position, "gate_activation": activation}
     text = f"gate_position is {position!r}, expected 'post' as gate is None"
     if position == "post":
@@ -100,7 +100,7 @@ def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
 
 
 def few_channels(shape: tuple[int, ...], axis: int, size: str) -> Cases:
-    """Yield errors for parameters and groups that fit no axis of x; `size` names the axis."""
+    """Yield errors for parameters and groups that do not fit the `size` of the channel axis."""
     change = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
     text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
     named = functions_taking("num_groups")

@@ -40,7 +40,7 @@ SIZE_HINT = "as cunorm.workspace_size says"
 TO_ADD_TO = "expected an array of float32 or float64 to add to, as accumulate is True"
 NO_STREAM = "out.residual is given, expected None: there is no residual"
 NO_MEAN = "out.mean is given, expected None: without center there is no mean"
-SIZE = 1 << 16  # bytes of a workspace; no call here needs a quarter of them
+SIZE = 1 << 16  # bytes of a workspace; calls here need less than a quarter
 TYPE, VALUE = TypeError, ValueError
 STATISTICS = ("mean", "rstd")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Calls on JAX arrays together with other arrays, which XLA cannot run; refused JAX arrays.
+"""Calls on JAX and other arrays together, which XLA cannot run; and refused JAX arrays.
 
-Results are in memory that NumPy allocates, so that tracemalloc sees it.
+NumPy allocates the memory of results, so that tracemalloc sees it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHT = draw("weight", SHAPE[1], "float32")
 
 
 def normalised():
-    """Return the result, a JAX array, of a call with a NumPy weight."""
+    """Return the JAX array that a call with a NumPy weight returns."""
     return cunorm.rms_norm(jnp.asarray(draw("x", SHAPE, "float32")), WEIGHT)
 
 
@@ -115,7 +115,7 @@ def inside(transform):
 
 TRACER = r"x is a JAX tracer.*: use cunorm\.jax there"
 ONES = np.ones((3, 4), np.float32)
-# For each case: a call of a function, the error, and its message.
+# For each case: how to call a function, the error, and its message.
 REFUSED = {
     "deleted": (lambda f: f(deleted(3, 4)), ValueError, r"x is a deleted or donated.*copy\(x\)$"),
     "as weight": (lambda f: f(jnp.ones((3, 4)), deleted(4)), ValueError, "weight is a deleted"),

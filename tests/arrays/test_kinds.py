@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of every framework: read without a copy, returned as the caller's type, correct."""
+"""Any framework's arrays are read without a copy; results are right and of the caller's type."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
     assert kind.is_own(result.residual, "float32")
     check_forward(get_all(kind, result), x, None, None, residual, eps=1e-6)
     assert cunorm.rms_norm_forward(kind.put(X[0])).rstd.shape == ()
-    if "Dlpack" not in type(kind).__name__:  # NumPy may export no address
+    if "Dlpack" not in type(kind).__name__:  # NumPy may export an empty array with no address
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # XLA makes the calls of JAX
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # XLA runs the calls on JAX arrays
 def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     kind, norm = kind(), NORMS["layer_norm"]
     x, residual, dy, above = (kind.put(draw(n, SHAPE, "float32")) for n in ("x", "r", "dy", "dr"))
@@ -144,8 +144,8 @@ def field(dtype, *more):
     return array
 
 
-# For each array: how to create it, and whether kernels read it in place. The call copies arrays
-# with gaps. Unaligned arrays are copied before anything else.
+# For each array: how to create it, and whether kernels read it in place (None: not tested).
+# A call copies arrays with gaps when it runs, and unaligned arrays before anything else.
 ODD = {
     "a matrix": (lambda: X.view(np.matrix), True),
     "a row, expanded": (lambda: np.broadcast_to(X[0], SHAPE), True),

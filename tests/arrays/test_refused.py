@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that differ from their memory, and objects that are no arrays: errors name the fix.
+"""Arrays that are not plain memory of a known dtype, and other objects: errors name the fix.
 
 Each array is passed to `rms_norm` twice, because a cached call might accept it. Further objects
 and dtypes are in tests/arguments/wrong_input.py.
@@ -27,7 +27,7 @@ def read_only():
 
 
 class On(Foreign):
-    """An array's object with a given device, which returns one capsule."""
+    """An object that names a given DLPack device and returns the same capsule each time."""
 
     def __init__(self, array, device):
         super().__init__(array)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that differ from their memory: errors name the fix."""
+"""Tensors that are not plain memory of a known dtype: errors name the fix."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ INSIDE = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_tensor_that_differs_from_its_memory_is_refused_with_the_fix(name):
     make, error, message = REFUSED[name]
-    cunorm.rms_norm(x())  # no cached call of a plain tensor accepts these
+    cunorm.rms_norm(x())  # a cached call on a plain tensor must not accept these
     for _ in range(2):
         with pytest.raises(error, match=f"^rms_norm: .*{message}"):
             cunorm.rms_norm(make())

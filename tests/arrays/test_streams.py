@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The order of a launch and the work of other frameworks on their own streams.
+"""A launch and the work of other frameworks on their own streams run in the right order.
 
 On the software GPU streams are late: they work only when the host waits for them, so a missing wait
-gives wrong numbers. Which missing wait shows depends on the order in which the host waits for two
-streams.
+gives wrong numbers. Which missing wait is noticed depends on the order in which the host waits for
+two streams.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def library(gpu, stream, patch):
 
 @pytest.mark.parametrize("waited_for_first", [0, 1])
 @pytest.mark.parametrize("is_one_stream", [True, False])
-def test_a_launch_waits_for_the_streams_of_other_operands_which_wait_for_the_launch(
+def test_a_launch_and_the_streams_of_other_operands_wait_for_each_other(
     waited_for_first, is_one_stream, gpu, late, monkeypatch
 ):
     ours, other = (gpu.cupy.cuda.Stream(non_blocking=True) for _ in range(2))

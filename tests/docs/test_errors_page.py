@@ -26,7 +26,7 @@ BYTES = np.zeros(4096, np.uint8)
 ALIGNED = BYTES[-BYTES.ctypes.data % 16 :]
 RSTD = np.ones(2, np.float32)
 
-Calls = dict[str, Callable[[], Any]]  # by the start of a message on the page
+Calls = dict[str, Callable[[], Any]]  # each by the start of its message on the page
 
 
 def rms(x: Any = X, *arrays: Any, **options: Any) -> Any:
@@ -113,7 +113,7 @@ FOR_COMPILERS = {  # $CXX, and the start of the message
     "/nowhere/g++": "CXX=",
     "'g++": "CXX is",
 }
-ELSEWHERE = (  # tests that need more than a plain call raise these
+ELSEWHERE = (  # other tests raise these messages, which need more than a plain call
     "weight is on cpu",
     "a bfloat16 NumPy array needs",
     "InternalTorchDynamoError",
@@ -195,10 +195,10 @@ def rows(page: str) -> list[str]:
 
 
 def check(start: str, raised: str) -> None:
-    """Check that a message matches the page's message with this start; … stands for any text."""
+    """Compare `raised` with the page's message of this start, in which … stands for any text."""
     whole = rows(PAGE.read_text(encoding="utf-8"))
     messages = [part for row in whole for part in (row, *row.split("; ")) if part.startswith(start)]
-    assert messages, f"docs/errors.md has no {start!r}, which is {raised!r}"
+    assert messages, f"docs/errors.md has no {start!r}; a call raised {raised!r}"
     patterns = (".*".join(map(re.escape, message.split("…"))) for message in messages)
     line = raised.replace("\n", " ")
     assert any(re.match(rf"([\w.]+: )?{pattern}", line) for pattern in patterns), raised

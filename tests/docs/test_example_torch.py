@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The PyTorch training example: it agrees with torch's own norms, and reports a difference."""
+"""The PyTorch example trains as with PyTorch's own norms, and fails if a gradient is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def torch_train(monkeypatch, tmp_path):
 
 
 def difference(printed):
-    """Return the largest difference of the two curves."""
+    """Return the largest difference between the two curves."""
     return float(re.findall(r"^largest difference: (\S+),", printed, re.M)[0])
 
 

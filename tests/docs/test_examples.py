@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The examples run, do what they claim, and fail otherwise."""
+"""The examples run and do what they claim; they fail if a result is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2
 def run(
     script: str, folder: Path, *arguments: object, **patched: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run an example in a folder, on one thread, as other tests run in parallel."""
+    """Run an example in a folder; on one thread, because other tests run in parallel."""
     code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {script} as script;"
     code += "".join(f"script.{name} = {value};" for name, value in patched.items())
     return subprocess.run(
@@ -101,7 +101,7 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
 
 
 def trained(printed, verb):
-    """Return the figures of the language model's last line: steps, its loss, the bigram model's."""
+    """Return the last line's figures: steps, the model's loss, the bigram model's loss."""
     return figures(
         printed,
         f"The model, with every norm by cunorm, {verb} text that it has not seen better than a "
@@ -120,7 +120,7 @@ def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     done = run(TRAINING, tmp_path, "--quick", "--device", device, VALIDATIONS=1)
     assert done.returncode == 0, done.stderr
     baseline, final = nats(done.stdout)
-    assert final < baseline - 0.1  # 2.23 where the bigram model has 2.40
+    assert final < baseline - 0.1  # it is 2.23, the bigram model's is 2.40
     assert "200/200" in done.stderr  # the progress bar
     assert shows_picture(done.stdout, "loss_curve.png", tmp_path)
     assert trained(done.stdout, "predicts") == pytest.approx([200, final, baseline], abs=0.0051)
@@ -158,7 +158,7 @@ def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8
-    assert model < 0.8 * blur  # 0.0072 where the best blur has 0.0102
+    assert model < 0.8 * blur  # it is 0.0072, the best blur's is 0.0102
     assert "100/100" in done.stderr  # the progress bar
     assert shows_picture(done.stdout, picture)
     *errors, of_gradient = cleaned(done.stdout, "removes", "right")
@@ -166,7 +166,7 @@ def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     assert of_gradient == error
 
 
-def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_blur(
+def test_the_block_exits_with_1_if_a_gradient_is_wrong_or_its_error_is_above_the_blurs(
     example, monkeypatch, capsys
 ):
     backward = cunorm.group_norm_backward
@@ -234,7 +234,7 @@ def test_every_gradient_of_the_model_is_that_of_finite_differences(example, step
             parameter[index] = original
             expected[index] = (losses[0] - losses[1]) / (2 * step)
         assert abs(expected).max() > 1e-3, name
-        # The step's square, and the loss's rounding over the step, are errors of about 1e-10.
+        # The step's square, and the loss's rounding divided by the step, give errors near 1e-10.
         np.testing.assert_allclose(grads[name], expected, rtol=0, atol=1e-8, err_msg=name)
 
 

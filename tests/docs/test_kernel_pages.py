@@ -41,7 +41,7 @@ def test_quoted_code_is_in_a_source(page):
 def test_the_drawings_are_those_of_the_script():
     drawn = runpy.run_path(str(DOCS / "drawings.py"))["files"]()
     there = {path.name: path.read_text("utf-8") for path in (DOCS / "_static/drawings").iterdir()}
-    assert drawn == there, "python docs/drawings.py writes them"
+    assert drawn == there, "run python docs/drawings.py, which writes the drawings"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -52,7 +52,7 @@ def test_the_drawings_of_a_page_are_there(page):
 
 
 def team_of(launch) -> tuple[str, str]:
-    """Return a row's team in words, and how many packs its threads have."""
+    """Return the team of a launch's rows in words, and how many packs each thread has."""
     macros = dict(launch.build.macros)
     threads, row = int(macros["THREADS"]), int(macros["THREADS_PER_ROW"])
     text = f"{row} lanes" if row <= 32 else f"a block of {threads}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The examples of the README and of the documentation run, and their commands and files exist."""
+"""Examples in the README and the documentation run; commands and files named there exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """Return the pages' Python blocks; a block that begins with no import continues the last."""
+    """Return the pages' Python blocks; a block that begins without an import continues the last."""
     found: list[Example] = []
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
@@ -58,7 +58,7 @@ def as_parameter(example: Example) -> Any:
 
 @pytest.mark.parametrize("code", [as_parameter(example) for example in examples()])
 def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")  # read by the import
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # Keras reads it when imported
     for module in MODULES.findall(code):
         pytest.importorskip(module, reason=f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_every_block_of_code_has_a_form_that_is_tested(page):
 
 
 def commands() -> dict[tuple[str, ...], set[str]]:
-    """Return the options of each program of the pages' shell blocks, by its command line."""
+    """Return the options that the pages' shell blocks give to each program, by its words."""
     found: dict[tuple[str, ...], set[str]] = {}
     for page in PAGES:
         for block in BLOCK.finditer(page.read_text(encoding="utf-8")):

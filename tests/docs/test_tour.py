@@ -53,7 +53,7 @@ def test_every_cell_gives_its_stored_output(pyplot, capsys):
         assert capsys.readouterr().out == text
         assert len(pyplot.get_fignums()) == len(pictures)
         for figure in map(pyplot.figure, pyplot.get_fignums()):
-            figure.draw_without_rendering()  # lays out what it draws
+            figure.draw_without_rendering()  # lays out the figure
         pyplot.close("all")
 
 

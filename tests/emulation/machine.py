@@ -42,7 +42,7 @@ needs_softgpu = pytest.mark.skipif(
 
 
 def gpu() -> OnCupy:
-    """Load the software GPU, and return the copier of arrays to and from it."""
+    """Load the software GPU; return an object that copies arrays to and from it."""
     softgpu.load()
     return OnCupy()
 
@@ -105,7 +105,7 @@ def _texts(sources: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _kernels_of_its_own() -> Iterator[None]:
-    _cuda.loaded.clear()  # it does not distinguish texts or compute capabilities
+    _cuda.loaded.clear()  # its keys are builds, without texts or compute capabilities
     try:
         yield
     finally:

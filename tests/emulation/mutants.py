@@ -23,7 +23,7 @@ _BARRIER = re.compile(
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use, not the definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")
 
-NONE, NOTING = -1, -2
+NONE, NOTING = -1, -2  # select no mutant; select none, and note which are reached
 _MOST = 256
 _SWITCH = f"""
 extern "C" __constant__ int mutant = {NONE};
@@ -60,7 +60,7 @@ def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:
 
 
 class Switch:
-    """Selects the mutant in all modules of a switched text."""
+    """Selects the mutant in all modules that are compiled from a switched text."""
 
     def __init__(self, kernels: Sequence[Any]) -> None:
         self._modules = [_module(kernel) for kernel in kernels]
@@ -85,7 +85,7 @@ class Switch:
 
 
 def _module(kernel: Any) -> ctypes.c_void_p:
-    """Return the module of a CuPy function."""
+    """Return the module of a loaded kernel."""
     module = ctypes.c_void_p()
     function = ctypes.c_void_p(kernel.ptr)
     if _driver().cuFuncGetModule(ctypes.byref(module), function):

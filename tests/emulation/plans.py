@@ -22,8 +22,8 @@ from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies programmatic_launches"
 _TWO_LAUNCHES = "async_copies programmatic_launches"
-_ELEMENTS = 24_000  # of an array, which has at least three rows
-# Bytes of an H200's 228 KiB of shared memory that plans must not use, by blocks that share it.
+_ELEMENTS = 24_000  # of an array, unless three rows have more
+# Bytes of an H200's 228 KiB of shared memory that plans must not use, if 1 or 2 blocks share it.
 _SPARED = {1: 225 << 10, 2: 112 << 10}
 
 
@@ -138,7 +138,7 @@ class GroupPlan(NamedTuple):
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
-# Bytes that tiles must not use, so that two blocks of an H200 have some, or little, room for tiles.
+# Bytes that tiles must not use, so that two blocks of an H200 have some room for tiles, or little.
 _SOME, _LITTLE = 84 << 10, 98 << 10
 GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
@@ -216,8 +216,8 @@ class Planned(NamedTuple):
     ) -> AbstractContextManager[list[Launch]]:
         """Run calls on a GPU with the plan's features and one multiprocessor.
 
-        `few` limits launches of group norms to the blocks of that many float32 samples. With `few`,
-        each block or cluster of a row norm walks three rows. If it is 0, `grid` is the limit.
+        `few` limits a launch of a group norm to the blocks of that many float32 samples. With it,
+        each block or cluster of a row norm walks three rows. If `few` is 0, `grid` is the limit.
         """
         blocks = 1
         if self.rows:
@@ -233,7 +233,7 @@ class Planned(NamedTuple):
 KERNELS = tuple(FACTORS)
 PLANS = {kernel: ROW_PLANS.get(kernel, GROUP_PLANS) for kernel in KERNELS}
 PLANNED = [Planned(kernel, plan) for kernel, plans in PLANS.items() for plan in plans]
-# Plans that further tests use.
+# Plans that run in CI if a test does not name its own; the others are exhaustive.
 TYPICAL = (
     *("8 threads a row", "16 threads a row, 1 row ahead", "a block of 64 a row", "streamed"),
     *("a cluster of 4", "a cluster of 4, 2 rows ahead", "streamed in a cluster"),

@@ -38,7 +38,7 @@ def run(planned, settings=None, **case):
 
 
 @some_plans
-def test_results_do_not_depend_on_strides_nor_on_alignment_nor_on_being_in_place(planned):
+def test_strides_alignment_and_writing_in_place_change_no_result(planned):
     expected, aliases = run(planned), ("dy", "x") if "backward" in planned.kernel else ("x", "all")
     arrangements = [{"layouts": 1}, {"layouts": 3}, {"offset": 1}]
     arrangements += [{"in_place": aliased} for aliased in aliases]
@@ -57,7 +57,7 @@ def test_results_do_not_depend_on_the_alignment_of_one_array(name):
 
 
 @some_plans
-def test_a_row_does_not_depend_on_other_rows_nor_its_place_nor_the_grid(planned):
+def test_a_row_is_the_same_among_other_rows_in_another_place_and_in_another_grid(planned):
     expected, case = run(planned), planned.case
     count = math.prod(case["shape"][:3]) if "shape" in case else 4
     order = list(range(count))

@@ -15,7 +15,7 @@ pytestmark = needs_softgpu
 
 LARGE = {"dy", "x", "d_residual", "gate"}
 # The width of a plan that holds rows, and of a plan that streams them.
-WIDTHS = {"kept": 100, "streamed": 16400}
+WIDTHS = {"held": 100, "streamed": 16400}
 CASES = [
     pytest.param(*case, plan, marks=() if len(case[1]) == 1 else pytest.mark.exhaustive)
     for case in NEEDS
@@ -40,7 +40,7 @@ def test_a_backward_reads_what_it_needs_and_inputs_of_streamed_sums_twice(positi
         *(INPUTS_OF[position][name] for name in needs)
     )
     read_twice: set[str] = set()
-    if plan == "streamed" and set(needs) != {"bias"}:  # the mean of p and the sums of dp read them
+    if plan == "streamed" and set(needs) != {"bias"}:  # for the mean of p and the sums of dp
         read_twice = {"x"} | ({"gate"} if position == "pre" else set())
         if "x" in needs or (position == "pre" and "gate" in needs):
             read_twice |= {"dy", "gate"}
@@ -57,7 +57,7 @@ OPERANDS = {
 }
 # The number of arrays as large as x that a forward and a backward must move.
 ARRAYS = {"plain": (2, 3), "residual": (4, 4), "pre-gate": (3, 5), "residual, post-gate": (5, 6)}
-# The number of arrays that are read twice if rows are streamed.
+# The number of arrays that a forward and a backward read twice if rows are streamed.
 READ_TWICE = {
     "plain": (1, 2),  # x; dy and x
     "residual": (1, 2),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sums of a streamed row and of a large tile do not accumulate roundings."""
+"""Sums of a streamed row and of a large tile do not accumulate rounding errors."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def device():
 
 
 @pytest.mark.parametrize("value", [1 / 3, 1.1])
-def test_equal_elements_do_not_add_up_their_roundings(device, value):
+def test_rounding_errors_of_equal_elements_do_not_add_up(device, value):
     x, dy = np.full((2, 1, WIDTH), [[[value]], [[1.3]]], np.float32)
     f = get_all(device, cunorm.rms_norm_forward(device.put(x), eps=0))
     check_forward(f, x, None, None, eps=0)
@@ -29,8 +29,8 @@ def test_equal_elements_do_not_add_up_their_roundings(device, value):
     check_backward(get_all(device, cunorm.rms_norm_backward(**arrays)), dy, x, None, None, eps=0)
 
 
-def test_equal_elements_of_groups_do_not_add_up_their_roundings(device):
-    """Each thread adds hundreds of positions of one channel."""
+def test_rounding_errors_of_equal_elements_of_groups_do_not_add_up(device):
+    """Each thread adds up hundreds of positions of one channel."""
     x = np.random.default_rng(0).integers(0, 2, (1, 65025, 1)).astype(np.float32)
     dy, weight, bias = np.full_like(x, 0.1), *np.full((2, 1), 1.99, np.float32)
     given = [1, device.put(weight), device.put(bias)]

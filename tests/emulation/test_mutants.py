@@ -2,8 +2,8 @@
 """A kernel without one of its barriers or guards fails some call.
 
 Each mutant runs in all calls whose kernel reaches the missing part; blocks walk three or more rows,
-or a launch has some of the samples. In some thread order, some call must show a wrong result, a
-store outside of the results, an error of the software GPU, or a race.
+or a launch has only some of the samples. In some order of threads, some call must show a wrong
+result, a store outside of the results, an error of the software GPU, or a race.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.internals import _cuda, source_text
 
 pytestmark = needs_softgpu
 
-# The usual order of a GPU, and other orders of threads and copies.
+# The usual order of a GPU, the same with races checked, and other orders of threads and copies.
 ORDERS = (
     {},
     {"races": True},
@@ -86,7 +86,7 @@ _OF_COLUMNS = {
 _OF_ROWS = _OF_COLUMNS | {
     "begin: cluster_begun();": "group norms sum by other functions",
     "cluster_all_reduce: if (turn == 0) wait_for_cluster();": "as above",
-    "cluster_all_reduce: __syncwarp();  // the warp has read them before it sends again": (
+    "cluster_all_reduce: __syncwarp();  // the warp reads all values before it sends again": (
         "as above"
     ),
     "cluster_all_reduce: wait_for_arrivals(arrivals, turn / 2 % 2);": "as above",
@@ -99,7 +99,7 @@ UNNEEDED = {
     "group_norm_forward": _OF_ROWS,
     "group_norm_backward": _OF_ROWS
     | {
-        "hand_on_moments: __syncthreads();": "only the forward calls it",
+        "hand_on_moments: __syncthreads();": "only the forward calls this",
         "for_each_group: __syncwarp();": "one part is read by the lane that wrote it",
     },
 }
@@ -162,7 +162,7 @@ def test_a_kernel_without_one_barrier_or_guard_fails_some_call(kernel):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", UNNEEDED)
 def test_a_kernel_without_an_unneeded_barrier_or_guard_fails_no_call(kernel):
-    """Each unneeded part is missing in every order of every call that reaches it."""
+    """Each unneeded part is left out of every call that reaches it, in every order of threads."""
     unneeded = set(UNNEEDED[kernel])
     assert left_of(kernel, unneeded) == unneeded
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every kind of plan gives right results for every pair of choices of operands and options.
 
-A case is one or more builds, run with several rows in some memory layout, in lockstep and in
-another thread order. Choices without effect in a case are also passed, if they are valid.
+A case runs one or more builds, with several rows in some memory layout, in lockstep and in another
+order of threads. Choices without effect in a case are also passed, if they are valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cases(kernel: str, seed: int | None = None) -> list[Any]:
 
 
 def check(kernel: str, case: Any) -> None:
-    """Check a case against the oracle, and that another thread order gives the same results."""
+    """Check a case against the oracle; another order of threads must give the same results."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
     planned_case = planned.case
     if case.get("groups", 1) > 1 and planned_case["shape"][-1] > 6000:

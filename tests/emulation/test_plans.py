@@ -24,7 +24,7 @@ from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
 
-# Operands besides x, weight and bias; with a gate, plans differ.
+# Operands besides x, weight and bias; a gate would change the plan.
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},
@@ -40,7 +40,7 @@ def call(planned):
 
 @cache
 def usual(planned):
-    """Return the launches, and the results after a check."""
+    """Return a call's launches in the usual order of threads, and its checked results."""
     with planned.machine() as launches:
         return launches, call(planned).check()
 
@@ -65,7 +65,7 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
 
 @each_plan
 def test_no_thread_races_another_and_no_row_or_group_affects_another(planned):
-    """One row is constant, another not finite; a block walks rows, or a launch has some samples."""
+    """One row is constant, another not finite. A launch has few blocks, as in the next test."""
     made, is_forward = call(planned), "forward" in planned.kernel
     usually, right = usual(planned)
     poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
@@ -98,7 +98,7 @@ def test_no_thread_races_another_and_no_row_or_group_affects_another(planned):
 
 @pytest.mark.parametrize("planned", every_plan())
 def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned):
-    """There are few blocks: each walks several rows, or a launch has some of the samples."""
+    """There are few blocks: each walks several rows, or a launch has only some of the samples."""
     made = call(planned)
     with planned.machine(few=1):
         expected = made.check()
@@ -110,7 +110,7 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
 
 
 def runs_of(planned, rows):
-    """Return a kernel's text in which recent sums cover at most `rows` rows."""
+    """Return a kernel's text, by its name, in which recent sums have at most `rows` rows."""
     text = source_text(planned.kernel)
     assert text.count("max_recent_rows = 32;") == 1
     return {planned.kernel: text.replace("max_recent_rows = 32;", f"max_recent_rows = {rows};")}

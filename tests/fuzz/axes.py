@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The list of everything that the fuzzer draws; `python -m tests.fuzz.axes` counts its draws.
 
-An axis lists the values that a case may have. Values without a list, such as sizes, and memory
-layouts are counted by kind.
+An axis lists the values that a case may have. Sizes and memory layouts, whose values are not
+listed, are counted by kind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OF_GROUPS = _ALL | {
     **{"activation": (None, *ACTIVATIONS), "channels_last": _BOTH, "channel_axis": (-1, 1)},
     **{"samples": ("1", "some"), "axes of positions": (0, 1, 2, 3, 4)},
 }
-_IDLE = ("in_place",)  # relations draw them
+_IDLE = ("in_place",)  # not drawn: a relation sets it
 
 
 def axes(kernel: str) -> dict[str, tuple[Any, ...]]:
@@ -113,7 +113,7 @@ class Counts(Counter[tuple[str, Any]]):
         self.kernel = kernel
 
     def add(self, case: Case) -> None:
-        """Count a case, all of whose values must be listed."""
+        """Count a case; each of its values must be listed."""
         allowed = axes(self.kernel)
         found = values_of(self.kernel, case)
         assert found.keys() == allowed.keys(), found.keys() ^ allowed.keys()
@@ -138,7 +138,7 @@ class Counts(Counter[tuple[str, Any]]):
 
 
 def count_draws(kernel: str, seeds: int, number: int) -> Counts:
-    """Draw cases without making their calls."""
+    """Draw and count cases, without making their calls."""
     from hypothesis import given, seed, settings
 
     from tests.fuzz.test_examples import common

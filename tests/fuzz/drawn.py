@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Strategies for cases: a build, and the choices that are not compiled in.
+"""Strategies for cases. A case is a build, and the choices that are not compiled in.
 
 `axes.py` lists what is drawn, and `python -m tests.fuzz.axes` counts it.
 """
@@ -18,8 +18,8 @@ from tests.support.covers import Case
 from tests.support.placed import GROUP_LAYOUTS, Samples
 
 KERNELS = tuple(FACTORS)
-_MOST = 15_000  # elements of x, so that the oracle is quick
-_LONG = 60_000  # elements of x in some cases, so that cores share rows or samples
+_MOST = 15_000  # elements of x at most, so that the oracle is quick
+_LONG = 60_000  # elements of x in long cases, in which cores share rows or samples
 _EDGES = (1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2048, 4097)
 _WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from(_EDGES), st.integers(1, 5000))
 _LONG_WIDTHS = st.sampled_from([20_000, 16_385, 24_704])
@@ -35,7 +35,7 @@ LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
 
 @cache
 def builds_of(kernel: str, seeds: int) -> list[Case]:
-    """Return the builds to draw from: the builds of a cover, and further builds."""
+    """Return the builds to draw from: those of a cover, and those of `seeds` larger covers."""
     more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
     return [*machine_builds(kernel), *more]
 
@@ -88,7 +88,7 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
     positions: list[int] = []
     for size in draw(st.lists(_SIZES, max_size=4)):
         positions.append(max(1, min(size, _MOST // (prod(positions) * groups * depth))))
-    if is_long:  # more than one core takes at a time
+    if is_long:  # more positions than one core takes at a time
         positions = [*positions[:3], -(-_LONG // (2 * prod(positions[:3]) * groups * depth))]
     most = max(1, _MOST // (prod(positions) * groups * depth))
     samples = min(draw(st.sampled_from([1, 2, 3, 20])), 2 if is_long else most)
@@ -103,7 +103,7 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
         apart = GROUP_LAYOUTS[:-1] if min(prod(positions), drawn.channels) > 1 else ("contiguous",)
         results = draw(st.lists(st.sampled_from(apart), min_size=2, max_size=2))
         return {"samples": drawn, "layouts": tuple(layouts), "results": tuple(results)}
-    # An input with other strides is copied, and its strides decide the strides of a new result.
+    # An input that is in no named layout is copied, and its strides decide those of a result.
     return {"samples": drawn, "given": ()} | draw(_layouts(0, len(drawn.shape), 0))
 
 

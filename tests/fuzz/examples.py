@@ -26,7 +26,7 @@ check({kernel!r}, {case!r}, {relation!r}, {seed!r}, at_end={at_end!r})
 
 
 def run(kernel: str, case: Case, *rest: Any, **more: Any) -> set[str]:
-    """Check an example, kept as a script until it passes; return the checked relations."""
+    """Check an example, and keep it as a script until it passes; return the checked relations."""
     kept = Path(tempfile.gettempdir(), f"cunorm-example-{os.getpid()}.py")
     script = _script(kernel, case, *rest, **more)
     kept.write_text(script, "utf-8")
@@ -54,7 +54,7 @@ def _check(kernel: str, case: Case, relation: str | None, seed: int, at_end: boo
     first = names.index(relation) if relation else 0
     found: set[str] = set()
     for name in (*names[first:], *names[:first]):
-        call = call_of(kernel, case, OnGuarded(at_end))  # a relation changes its inputs
+        call = call_of(kernel, case, OnGuarded(at_end))  # a relation may change the inputs
         with at(name, seed):
             if RELATIONS[kernel][name](kernel, case, call, result, seed):
                 found.add(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of drawn JAX programs of norms in a process of its own; a failure is kept as a script.
+"""Checks of drawn JAX programs of norms, in a separate process; a failure is printed as a script.
 
 python -m tests.fuzz.jax_examples SEED FIRST COUNT [--all]: --all goes on after a failure.
 """
@@ -20,8 +20,8 @@ from itertools import combinations, starmap
 from tests.support.operands import at
 from tests.support.processes import ROOT
 
-# The first flag makes four devices. The other flags halve the time to compile, most of a run's
-# time.
+# The first flag makes four devices. The other flags halve the time to compile, which is most of
+# the time of a run.
 FLAGS = (
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true"
@@ -35,13 +35,13 @@ from tests.fuzz.jax_oracle import Oracle, compare, worlds  # noqa: E402
 from tests.fuzz.jax_programs import REFUSED, Program, kinds, program  # noqa: E402
 from tests.fuzz.jax_runs import in_threads, once, x64  # noqa: E402
 
-# Documented refusals: type, text, page. One of these exceptions is a refusal if the derivative is
-# one of REFUSED.
+# Documented refusals: type, text, page. Such an exception counts as a refusal only in a run whose
+# derivative is one of REFUSED.
 DOCUMENTED = (
     (NotImplementedError, r"^\w+: a second or a forward-mode derivative", "docs/guides/jax.md"),
     (TypeError, r"can't apply forward-mode .* to a custom_vjp", "docs/guides/jax.md"),
 )
-_SCRIPT = """# If this passes, an earlier program matters: run all up to it, as this file says.
+_SCRIPT = """# If this passes, earlier programs matter: run them first, by tests.fuzz.jax_examples.
 import os
 os.environ["XLA_FLAGS"] = {flags!r}
 from tests.fuzz.jax_examples import check
@@ -53,7 +53,7 @@ check({program!r})
 
 
 def check(program: Program) -> Counter[str]:
-    """Check the runs of a program; return how many gradients were compared, and refusals."""
+    """Check the runs of a program; return the numbers of compared gradients and of refusals."""
     oracle, late = Oracle(program.net, program.values), []
     kept: dict[object, object] = {}
     counts: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def _is_documented(error: Exception) -> bool:
 
 
 def drawn(seed: int, number: int) -> Program | None:
-    """Draw a program and values whose right gradients can be told from wrong ones."""
+    """Draw a program, with values that tell right gradients from wrong; None if 8 draws fail."""
     first = program(seed, number)
     for values in range(first.values, first.values + 8):
         oracle = Oracle(first.net, values)
@@ -115,7 +115,7 @@ def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Co
 
 
 def in_process(seed: int, first: int, count: int, *, compiler: bool = False) -> dict[str, int]:
-    """Check programs in a process of its own; return the counts of `check_all`.
+    """Check programs in a separate process; return the counts of `check_all`.
 
     Without a C++ compiler the NumPy reference stands in for the kernels, which other tests check.
     """

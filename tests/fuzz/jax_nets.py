@@ -17,7 +17,7 @@ HALVES = ("bfloat16", "float16")
 
 
 class Use(NamedTuple):
-    """An operand in the form that a norm takes."""
+    """How a norm uses an operand."""
 
     name: str
     part: int | None = None  # the index along the operand's first axis
@@ -39,12 +39,12 @@ class Node(NamedTuple):
 class Operand(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
-    stacked: bool = False  # whether there is one for each step
+    stacked: bool = False  # whether each step has its own
     parts: int = 0  # the number of parts; a norm uses one part
 
 
 class Net(NamedTuple):
-    """A sequence of norms, repeated `steps` times; x and r are operands."""
+    """A sequence of norms, repeated `steps` times; x, and a residual stream r, are operands."""
 
     shape: tuple[int, ...]
     dtype: str  # of the values between norms
@@ -72,7 +72,7 @@ class Net(NamedTuple):
 
 
 class Ours:
-    """Each array has its own dtype."""
+    """The norms of cunorm.jax; each array has its own dtype."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -84,7 +84,7 @@ class Ours:
 
 
 class Exact:
-    """Everything is float64; values stored in half precision, and their gradients, are rounded."""
+    """Formulas in float64; values stored in half precision, and their gradients, are rounded."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -101,7 +101,7 @@ class Exact:
 
 
 class Unrounded(Exact):
-    """Nothing is rounded to a half precision."""
+    """Formulas that round nothing to half precision."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -133,7 +133,7 @@ def _row_norm(
     axis: int = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
-    round_before_weight: bool = False,  # drawn for float32 only: no effect
+    round_before_weight: bool = False,  # drawn only for float32, where it has no effect
     gate_activation: str = "silu",
     gate_position: str = "post",
 ) -> Any:
@@ -176,7 +176,7 @@ def _group_norm(
 
 
 def step(kind: Any, net: Net, carry: tuple[Any, Any], operands: Arrays) -> tuple[Any, Any]:
-    """Apply the norms once to h and to the residual stream, which may be None."""
+    """Apply all norms once to the value h and to the residual stream, which may be None."""
     h, stream = carry
     for node in net.nodes:
         x = kind.cast(h, node.dtype)
@@ -208,7 +208,7 @@ def _join(kind: Any, net: Net, join: str, h: Any, y: Any, operands: Arrays) -> A
         return y
     if join == "matmul":
         y = kind.cast(y @ operands["m"], net.dtype)
-    # In float32 at least, because 1 - tanh(y)**2 has few digits if tanh(y) near 1 is rounded.
+    # In float32 at least: 1 - tanh(y)**2 has few digits if a tanh(y) near 1 is rounded to a half.
     y = kind.cast(jnp.tanh(y.astype(jnp.promote_types(y.dtype, jnp.float32))), net.dtype)
     return kind.cast(h + y, net.dtype) if join == "add" else y
 

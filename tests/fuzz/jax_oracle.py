@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of a random network in float64, by plain formulas, and comparisons with them."""
+"""Right results of a random network, by formulas in float64; comparisons with these results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.operands import DTYPES
 # Tolerances are relative to the largest element of the right result. Up to 8 norms follow each
 # other, each with some 10 roundings of 6e-8 in float32, which cancellation magnifies by some 10.
 # The formulas round to half precision where cunorm does, so only results near a tie differ by a
-# rounding, 2**-8 in bfloat16; 16 of these may add up. Zeros, or the gradient of other values or
-# another operand, are off by at least 4 tolerances: see `can_tell`.
+# rounding, 2**-8 in bfloat16; 16 of these may add up. Zeros, gradients for other values and
+# gradients of other operands are off by at least 4 tolerances: see `can_tell`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
 _LEAST = 0.03  # the size of the smallest gradient, relative to the largest
 _MAX_ROUNDED = 0.25  # how far other roundings may move a gradient, relative to the tolerance
@@ -56,7 +56,7 @@ class Oracle:
         return [self.value(name, name in world) for name in self.net.operands]
 
     def at(self, world: Worlds[str], kind: Any = Exact) -> tuple[list[Any], dict[str, Any]]:
-        """Return the results, and the gradient of their products with the masks."""
+        """Return the results, and the gradients of the sum of all results times masks."""
         if (world, kind) not in self._found:
             with jax.enable_x64(True):
                 outs, gradients = self._derived(*_float64(self.values(world)), kind=kind)
@@ -86,16 +86,16 @@ class Oracle:
         return outs, pull(masks or tuple(_float64(self.masks)))
 
     def loss(self, world: Worlds[str]) -> tuple[Any, float]:
-        """Return the sum of all products with the masks, and of their magnitudes."""
+        """Return the sum of all results times masks, and the sum of these products' magnitudes."""
         pairs = zip(self.at(world)[0], self.masks, strict=True)
         products = np.stack([out * mask.astype(float) for out, mask in pairs])
         return products.sum(), float(abs(products).sum())
 
     def can_tell(self, world: Worlds[str]) -> bool:
-        """Return whether right gradients are far from zero (or exactly zero), and from each other.
+        """Return whether right gradients are exactly zero, or far from zero and from each other.
 
-        If x and r are added, their gradients are equal and may be exchanged. No gradient may
-        be such a small difference of large terms that the roundings of plain formulas change it.
+        If x and r are added, their gradients are equal and may be exchanged. Other roundings must
+        not change a gradient much, as they change a small difference of large terms.
         """
         _, gradients = self.at(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
@@ -114,7 +114,7 @@ class Oracle:
         return True
 
     def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
-        """Yield the gradients of formulas without rounding to half precision, and in float32."""
+        """Yield gradients of formulas that never round to a half, in float64 and in float32."""
         if self.has_halves:
             yield self.at(world, Unrounded)[1]
         if self.tolerance >= TOLERANCES["float32"]:
@@ -124,17 +124,17 @@ class Oracle:
             yield dict(zip(self.net.operands, map(np.asarray, gradients), strict=True))
 
     def can_tell_apart(self, one: Worlds[str], other: Worlds[str]) -> bool:
-        """Return whether gradients for two values of the operands are far apart, or equal."""
+        """Return whether the gradients in two worlds are far apart, or equal."""
         first, second = self.at(one)[1], self.at(other)[1]
         return not any(self._is_mistaken(first[name], second[name]) for name in first)
 
     def _is_mistaken(self, one: Any, other: Any) -> bool:
-        """Return whether a comparison accepts one array for the other, although they differ."""
+        """Return whether a comparison may accept one array for the other, although they differ."""
         most = max(abs(one).max(), abs(other).max())
         return bool(1e-9 * most < abs(one - other).max() < 4 * self.tolerance * most)
 
     def compare(self, name: str, found: Any, right: Any, scale: float = 0) -> None:
-        """Compare an array; if the right array is zero, the other must be exactly zero."""
+        """Compare an array; if the right array is zero, the found array must be exactly zero."""
         right = np.asarray(right)
         assert found.shape == right.shape, f"{name} has shape {found.shape}, not {right.shape}"
         error = abs(np.asarray(found).astype(np.float64) - right).max()
@@ -153,7 +153,7 @@ def _float64(arrays: Sequence[Any]) -> list[Any]:
 
 
 def worlds(net: Net, run: Run) -> list[Worlds[str]]:
-    """Return the values of operands in a run, or in each of its examples."""
+    """Return which values the operands have in a run, or in each of its two examples."""
     first = frozenset(net.operands if run.world else ())
     return [first, first ^ frozenset(run.batched)] if run.batched else [first]
 
@@ -188,7 +188,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
 
 
 def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
-    # JAX does not refuse forward mode for frozen norms, and then gives the loss's dtype.
+    # If norms are frozen, JAX allows forward mode, and gives gradients of the loss's dtype.
     of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
     for name, one, other in zip(run.wanted, found, right, strict=True):
         dtype = of_all or oracle.net.operands[name].dtype
@@ -209,7 +209,7 @@ def _of_examples(oracle: Oracle, run: Run) -> list[Any]:
 
 
 def _row_sums(hessian: Any, right: Sequence[Any]) -> list[Any]:
-    """Return the product of a Hessian, a block for each two operands, with ones."""
+    """Return the product of a Hessian with ones; it has a block for each pair of operands."""
     found = []
     for row, one in zip(hessian, right, strict=True):
         found.append(sum(jnp.sum(block, tuple(range(one.ndim, block.ndim))) for block in row))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Random programs: a network of norms, and how it is transformed and differentiated.
 
-`kinds` counts what is drawn, so that claims about it can be checked.
+`kinds` counts what is drawn; tests check that nothing is missing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
     derivative: str
     wanted: tuple[str, ...]  # the operands by which it is differentiated
-    batched: dict[str, int]  # the axis of examples, of operands that have one
+    batched: dict[str, int]  # the axis of examples, for operands with such an axis
     world: int = 0  # which of two values all operands have
     loop: str = "python"
     of_step: tuple[str, ...] = ()  # transformations of a step
@@ -240,7 +240,7 @@ def _operand(
 
 
 def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
-    """Draw runs of a network, with some transformations in common but different operands."""
+    """Draw runs of a network, which share some transformations but differ in operands."""
     styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
     hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
     runs: list[Run] = []
@@ -271,7 +271,7 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
 
 
 def _threads(draw: random.Random, net: Net, how: str) -> int:
-    """Return a number of threads; only small networks have several, as each thread compiles."""
+    """Return a number of threads: 1 for large networks, because each thread compiles."""
     is_small = how in ("grad", "vjp", "value_and_grad") and len(net.nodes) < 3
     return 4 if is_small and draw.random() < 0.15 else 1
 

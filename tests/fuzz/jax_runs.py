@@ -75,7 +75,7 @@ def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
 
 
 def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Return a function of the arrays at `argnums`, for constant other arrays, and these arrays."""
+    """Make all arrays but those at `argnums` constant; return the new function and its arrays."""
 
     def bound(*own: Any) -> Any:
         given = dict(zip(argnums, own, strict=True))
@@ -114,7 +114,7 @@ def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]
 
 
 def _wrapped(wraps: Sequence[str], other: Any, x_of: Any, function: Callable[..., Any]) -> Any:
-    """Return a function under transformations; `cond` also gets another function."""
+    """Return a transformed function; `other` is the branch that a cond never takes."""
     for wrap in reversed(wraps):
         if wrap == "jit":
             function = jax.jit(function)
@@ -140,14 +140,14 @@ def _is_small(x_of: Any, *given: Any) -> Any:
 
 
 def _derivative(oracle: Oracle, run: Run, function: Any, argnums: Any) -> Any:
-    """Return a function of operands and masks; if `bound`, only of the wanted operands."""
+    """Return a function of operands and masks; if the run is bound, of only the wanted operands."""
 
     def loss(*arrays: Any) -> Any:
         return function(*arrays)[1]
 
     if run.derivative in SHARDED:
         return jax.jit(_sharded(oracle.net, run.derivative, loss, argnums))
-    if run.derivative == "vjp_late":  # this derivative returns no array
+    if run.derivative == "vjp_late":  # it returns a function, so it cannot be jitted
         return partial(_pulled, oracle, run.jitted, function, argnums)
     axes = [*map(run.batched.get, oracle.net.operands), *[None] * len(oracle.masks)]
     grad = jax.grad(loss, argnums)
@@ -173,7 +173,7 @@ def _derivative(oracle: Oracle, run: Run, function: Any, argnums: Any) -> Any:
 
 
 def _pulled(oracle: Oracle, jitted: bool, function: Any, argnums: Any, *arrays: Any) -> Any:
-    """Return a function that returns the results, and gradients of two cotangents."""
+    """Return a function that returns the results, and the gradients for two cotangents."""
     outs_of, wanted = _bind(lambda *arrays: function(*arrays)[0], arrays, argnums)
     outs, pull = jax.vjp(jax.jit(outs_of) if jitted else outs_of, *wanted)
     pull = jax.jit(pull) if jitted else pull

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Relations between the result of a call and the results of other calls.
 
-Each relation takes the kernel, the case, its call and result, and a seed of its own choices, and
-returns whether it applies to the case.
+Each relation takes a kernel, a case, the case's call and result, and a seed for the choices that
+the relation makes. It returns whether it applies to the case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def same_again(kernel: str, case: Case, call: Call, result: Any, seed: int) -> b
 
 
 def other_memory(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """Bits depend neither on strides nor on alignment, nor on the framework, nor on `out`."""
+    """Bits do not depend on strides, alignment, framework or `out`."""
     if not _is_movable(case):
         return False
     more = {"layouts": "contiguous", "results": None, "offset": 0, "kind": "numpy"}
@@ -49,7 +49,7 @@ def in_place(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
     """Results that are written over an input have the same bits."""
     name, over = ("y", "x") if "forward" in kernel else ("dx", "dy")
     written = getattr(result, name)
-    has_other = case.get("dgate") not in (None, case.get("gate"))  # dgate is over the gate
+    has_other = case.get("dgate") not in (None, case.get("gate"))  # dgate is written over the gate
     if written is None or has_other or not _is_movable(case):
         return False
     if written.dtype != call.inputs[over].host.dtype:
@@ -61,7 +61,7 @@ def in_place(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """A row, or a sample, has the same bits in any order, and among any others."""
+    """A row, or a sample, has the same bits in any order of rows, and among any other rows."""
     count, choose = _count(case), random.Random(seed)
     if not _is_movable(case):
         return False
@@ -91,7 +91,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """For twice x and four times eps, y is the same."""
+    """If x is doubled and eps is four times as large, y is the same."""
     if call.inputs.get("d_residual") or _has_float16(result):
         return False
     _scale(call.inputs, ("x", "residual", "mean"), 2)
@@ -179,7 +179,7 @@ def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) 
     given = _numpy(call) | {"out": None}
     if "forward" in kernel:
         given["dtype"] = str(result.y.dtype)
-    elif result.dgate is not None:  # only `out` can choose its dtype
+    elif result.dgate is not None:  # only `out` can choose dgate's dtype
         given["out"] = type(result)(dgate=np.empty_like(result.dgate))
     assert_same_fields(getattr(cunorm, name)(**_accepted(name, given)), result)
     return True
@@ -205,10 +205,10 @@ def _count(case: Case) -> int:
 
 
 def _is_movable(case: Case) -> bool:
-    """Return whether contiguous arrays can have the same numbers and order of channels."""
+    """Return whether contiguous arrays can hold the same numbers in the same order of channels."""
     layouts = case["layouts"]
     if "samples" in case and set(layouts) != {"contiguous"}:
-        # With one channel, or one position, both orders are the same.
+        # With one channel, or one position, channels first and channels last are the same.
         sizes = (case["samples"].channels, prod(case["samples"].spatial))
         if not all(isinstance(one, str) for one in layouts) or 1 in sizes:
             return False

@@ -37,7 +37,7 @@ KINDS = (
 
 
 def test_programs_agree_with_formulas_in_float64():
-    counts = in_process(48, 0, 15)  # with this seed, few programs have most kinds
+    counts = in_process(48, 0, 15)  # with this seed, these few programs have most kinds
     assert counts["gradients"] > 100
     assert counts["refusals"]
     assert not [kind for kind in (*OPS, *DERIVATIVES, *SHARDED, "threads") if not counts.get(kind)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Networks of norms under PyTorch's transforms have the results and gradients of formulas.
 
-Draws are norms of `tests.fuzz.torch_drawn.NORMS`, run in `WAYS`, with `WRAPS` around the forward,
-incoming gradients from `DYS`, and leaves that are views from `FORMS`; the test asserts that each is
-drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED selects others.
+Programs have norms of `tests.fuzz.torch_drawn.NORMS`, and run in `WAYS`, with `WRAPS` around the
+forward, incoming gradients from `DYS`, and leaves that are views from `FORMS`; tests check that all
+of these are drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED selects others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_programs_have_the_results_of_formulas():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_norm_alone_has_the_results_of_its_formula(way):
-    """Each way has every other norm, and the next way the others."""
+    """Each way runs every second norm, and the next way runs the norms between."""
     found, number = Counter(), [*WAYS].index(way)
     norms = [*enumerate(FEW)][number % 2 :: 2]
     for turn, norm in norms[:2] if way == "compiled" else norms:  # compiling takes long
@@ -85,7 +85,7 @@ STEP = Step("rms_norm", "function", (("weight", "w1"),))
 
 
 def test_a_wrong_result_fails():
-    """Wrong results are zeros, results of another leaf, inexact, missing, or of another dtype."""
+    """A result is wrong if it is zero, another leaf's, inexact, missing, or of another dtype."""
     right = {"d x": torch.tensor([1.0, 2.0], dtype=torch.float64), "d w1": torch.ones(2).double()}
     near = {name: one.float() for name, one in right.items()}
     assert compare(near, near, right)["compared"] == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One wrong argument in a valid call raises an error that names it, and nothing is written."""
+"""A wrong argument in an otherwise valid call raises an error that names it; nothing is written."""
 
 from __future__ import annotations
 

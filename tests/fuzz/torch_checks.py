@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Check programs of PyTorch; one that fails is simplified, and printed as a script."""
+"""Check programs of PyTorch; a program that fails is simplified, and printed as a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fuzz.torch_programs import Program
 from tests.fuzz.torch_runs import Results, Run
 from tests.fuzz.torch_ways import WAYS
 
-# The refusals that the documentation lists, each with its page. Anything else is a failure.
+# The refusals that the documentation lists, each with its page. Any other exception is a failure.
 REFUSALS: tuple[tuple[type[BaseException], str, str], ...] = (
     (RuntimeError, r"no second derivatives under torch\.func", "docs/guides/pytorch.md"),
     (NotImplementedError, "jvp", "docs/guides/pytorch.md"),
@@ -28,9 +28,9 @@ from tests.fuzz.torch_programs import Program, Step
 print(check({program!r}))
 """
 _CLEAR = 4  # a result is clear if its largest number exceeds this many bounds
-# Roundings of sums that a bound allows, relative to the largest number of a result, for short rows
-# of poor condition. Half precision has 8, as only results are rounded, not sums. float64 has 2**8
-# times as many as float32: its formulas are the oracle, so no error shows a poor condition.
+# A bound allows so many roundings of a result's largest number, because sums of short rows may be
+# of poor condition. Half precision has 8, as its sums are not rounded. float64 has 2**8 times as
+# many as float32: its plain formulas are the oracle, so their error shows no poor condition.
 _ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
 
 
@@ -39,7 +39,7 @@ class Failed(AssertionError):
 
 
 def check(program: Program) -> Counter[str]:
-    """Compare a program by cunorm with formulas in float64; return counts of what was compared."""
+    """Compare a program's results by cunorm with formulas in float64; return counts of these."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         way = WAYS[program.way]
@@ -114,7 +114,7 @@ def simplified(program: Program, failure: Failed) -> tuple[Program, Failed]:
     """Return the simplest program that fails in the same way."""
     for one in simpler(program):
         its = _failure(one)
-        if str(its)[:12] == str(failure)[:12]:  # the type of an error, or what is off
+        if str(its)[:12] == str(failure)[:12]:  # these show an error's type, or what is off
             return simplified(one, its)
     return program, failure
 

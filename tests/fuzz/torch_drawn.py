@@ -42,7 +42,7 @@ _BATCHED = ("is_grads_batched", "func.jacrev", "vmap", "vmap of grad", "empty vm
 
 
 def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
-    """Draw the program of a seed, which determines its way; `few` and `norm` limit its norms."""
+    """Draw the program of a seed; the seed determines the way, `few` and `norm` limit the norms."""
     rng = Random(f"program {seed}")
     way, names = [*WAYS][seed % len(WAYS)], FEW if few else NORMS
     dtype = "float32"
@@ -53,7 +53,7 @@ def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
     for _ in range(1 if norm else count):
         before = [step.function for step in steps]
         steps.append(_step(rng, norm or rng.choice(names), dtype, few, before))
-    if rng.random() < 0.6:  # then the incoming gradient is that of a norm
+    if rng.random() < 0.6:  # then the last norm gets the program's dy
         steps[-1] = Step(**{**vars(steps[-1]), "join": "none"})
     if way == "copied":  # restored norms of PyTorch need an x with weight's dtype
         options = [tuple(one for one in step.options if one[0] != "dtype") for step in steps]
@@ -76,7 +76,7 @@ def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
 
 def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
     leaves = program.leaves()
-    if "reentrant" in program.wraps:  # it needs an input with gradients
+    if "reentrant" in program.wraps:  # this wrap needs an input with gradients
         return ()
     kinds = ["none", "parameters", "inputs"]
     kind = "some" if not few and rng.random() < 0.1 else rng.choice(kinds)
@@ -87,7 +87,7 @@ def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
 
 
 def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
-    """Return wraps of a way: none or each possible wrap in rotation, and perhaps another."""
+    """Return wraps for a way: none or one, by rotation, and perhaps a random second."""
     if way not in _WRAPPED:
         return ()
     some = [one for one in WRAPS if one != "reentrant" or way == "backward"]
@@ -118,7 +118,7 @@ def _forms(rng: Random, program: Program) -> tuple[tuple[str, str], ...]:
 
 
 def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> Step:
-    """Draw a step: compiled options from a few variants of each norm, all else at random."""
+    """Draw a step: options that are compiled in from a few variants, all else at random."""
     variant = 0 if few else rng.randrange(_VARIANTS if dtype == "float32" else 1) + 1
     fixed = Random(f"{norm} {variant}")
     function = _FUNCTIONS.get(norm, norm)
@@ -191,7 +191,7 @@ def _row_options(
     if rng.random() < 0.2:
         options["axis"] = -2
     elif rng.random() < 0.3:
-        # Two numbers near each other are noise after centring.
+        # A row of two numbers near each other is noise after centring.
         options["groups"] = 2 if "layer" in norm or "normalize" in norm else rng.choice([2, 4])
     if not few and fixed.random() < 0.15:
         options["dtype"] = fixed.choice(["float64", "float32"])

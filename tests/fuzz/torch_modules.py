@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The modules of the fuzzer's networks: those of cunorm.torch, and others that are replaced."""
+"""Modules of the fuzzer's networks: those of cunorm.torch, and norms that it replaces."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gated(Llama):
 
 
 def module_of(made: str, options: dict[str, Any]) -> Any:
-    """Return the module of a name with the options of its function."""
+    """Return the module named `made`; `options` are those of the function with its formula."""
     groups, axis = options.pop("num_groups", 1), options.pop("axis", -1)
     eps = options.get("eps", 1e-5)
     if made == "GroupNorm":

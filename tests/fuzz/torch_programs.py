@@ -80,7 +80,7 @@ class Program:
 
 
 def leaf(program: Program, name: str, salt: int = 0, batch: tuple[int, ...] = ()) -> Any:
-    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm amplifies noise."""
+    """Draw a leaf: magnitudes from 0.4 to 1.6, of either sign, so that no norm amplifies noise."""
     shape = (WIDTH, WIDTH) if name == "l" else PARAMETERS.get(name[0], SHAPE)
     *rest, last = shape
     sizes = {"sliced": (*rest, last + 2), "stepped": (*rest, 2 * last), "transposed": shape[::-1]}
@@ -115,7 +115,7 @@ def view(form: str, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 class Norm(nn.Module):
-    """A step's norm, by cunorm, by the model's own module, or by the formula."""
+    """A step's norm, by a function or module of cunorm, a replaced module, or the formula."""
 
     def __init__(self, step: Step, by: str) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Net(nn.Module):
-    """A program as a module, whose forward takes the program's inputs and returns a tuple."""
+    """A program as a module; its forward takes the program's inputs and returns a tuple."""
 
     def __init__(self, program: Program, by: str, leaves: dict[str, Any]) -> None:
         super().__init__()
@@ -203,11 +203,11 @@ class Net(nn.Module):
 def formula(
     function: str, x: Any, operands: dict[str, Any], options: dict[str, Any], *, exact: bool
 ) -> tuple[Any, Any]:
-    """Return y and the new stream by PyTorch's operations; `exact` rounds nothing between."""
+    """Return y and the new stream by PyTorch's operations; `exact` rounds no value between."""
     stream, y_dtype = None, x.dtype
     if function.startswith("add_"):
         s = _stream(x, operands.get("residual"), options, exact=exact)
-        stream = x if s is x else s.view_as(s)  # so that a hook of the stream is no hook of y
+        stream = x if s is x else s.view_as(s)  # so that a hook on the stream does not change y
         x, function = s, function[4:]
     compute = (
         torch.float64
@@ -260,7 +260,7 @@ def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> A
 
 
 def _group_formula(function: str, x: Any, weight: Any, bias: Any, options: dict[str, Any]) -> Any:
-    axis = options.get("channel_axis", 1)  # the default of PyTorch's functions
+    axis = options.get("channel_axis", 1)  # the default of cunorm.torch
     first = x.movedim(axis, 1)
     count = first.shape[1] if function == "instance_norm" else options["num_groups"]
     q = first.unflatten(1, (count, -1)).flatten(2)

@@ -42,7 +42,7 @@ class Run:
         return dict(zip(self.program.inputs(), self.inputs, strict=True)) | dict(self.net.own)
 
     def subclass(self, *, inputs: bool, parameters: bool) -> None:
-        """Make leaves subclasses with plain memory."""
+        """Make leaves tensors of a subclass with plain memory."""
         if inputs:
             self.inputs = [
                 one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
@@ -88,13 +88,13 @@ class Run:
     def loss(self, leaves: dict[str, Any]) -> Any:
         outputs = self.call(leaves)
         terms = [(one * self.number(one, i)).sum() for i, one in enumerate(outputs)]
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]  # no 0 + an empty batch
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]  # sum() adds 0 to empty batches
 
     def number(self, like: Any, name: Any) -> Any:
-        """Draw numbers in a tensor's shape and dtype; exact runs have the same in float64."""
+        """Draw numbers in a tensor's shape and dtype; exact runs get these in float64."""
         values = drawn(like.shape, f"{self.program.seed} {name}")
         dtype = like.dtype if self.by != "exact" else torch.float64
-        return values.bfloat16().to(dtype)  # all dtypes but float16 hold these exactly
+        return values.bfloat16().to(dtype)  # every dtype holds these numbers exactly
 
     def dys(self, outputs: tuple[Any, ...]) -> list[Any]:
         return [DYS[self.program.dy](self.number(one, i)) for i, one in enumerate(outputs)]

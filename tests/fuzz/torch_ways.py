@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ways to run a network by PyTorch: each returns results and gradients by name.
+"""Ways to run a network in PyTorch: each returns results and gradients by name.
 
 A way is a function of a `Run`, by cunorm or by formulas. Formulas skip steps that test only cunorm,
 such as tracing.
@@ -86,7 +86,7 @@ def hooked(run: Run) -> Results:
 
 
 def changed(run: Run) -> Results:
-    """Change a leaf or a result in place after the forward: an error, or the same gradient."""
+    """Change a leaf or result in place after the forward: this fails, or changes no gradient."""
     outputs = run.outputs()
     before = results([one.clone() for one in outputs])
     if run.by == "cunorm":
@@ -97,7 +97,7 @@ def changed(run: Run) -> Results:
 
 
 def second(run: Run) -> Results:
-    """Take second derivatives, in the leaves and in dy."""
+    """Take second derivatives, by the leaves and by dy."""
     outputs, wanted = run.outputs(), run.wanted()
     recorded, dys = run.recorded(outputs)
     dys = [dy.detach().requires_grad_() for dy in dys]
@@ -146,7 +146,7 @@ def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch(run: Run, count: int = 2) -> tuple[dict[str, Any], dict[str, int | None]]:
-    """Draw a batch of some leaves, each along another axis; others are shared."""
+    """Draw a batch of some leaves, along various axes; all examples share the other leaves."""
     leaves, dims = {}, {}
     for index, name in enumerate(run.wanted()):
         one = leaf(run.program, name, 7, (count,))
@@ -221,7 +221,7 @@ def through_fx(run: Run) -> Results:
 
 
 def subclassed(run: Run) -> Results:
-    """Make inputs, parameters or both subclasses with plain memory."""
+    """Run with inputs, parameters or both in a subclass with plain memory."""
     if run.by == "cunorm":
         turn = run.program.seed % 3
         run.subclass(inputs=turn != 1, parameters=turn != 0)

@@ -43,7 +43,7 @@ class Wrapped(torch.Tensor):
 
 
 def plain(one: Any) -> Any:
-    """Return a tensor of torch's own class, with the numbers of another."""
+    """Return a tensor of torch's own class, with the numbers of a given tensor."""
     if one is None:
         return None
     one = one.detach()
@@ -99,7 +99,7 @@ def _autocast(forward: Any) -> Any:
 
 
 def _after(forward: Any, mode: Any) -> Any:
-    """Run the forward once before, in a mode that records nothing."""
+    """Run the forward twice, first in a mode that records nothing."""
 
     def run(*inputs: Any) -> Any:
         with mode():
@@ -128,7 +128,7 @@ class _Square(torch.autograd.Function):
 
 @cache
 def keeps_leaf_hooks() -> bool:
-    """Return whether PyTorch runs a leaf's hooks after `SAVING` around any autograd.Function.
+    """Return whether PyTorch runs a leaf's hooks if an autograd.Function ran in a wrap of `SAVING`.
 
     PyTorch 2.6 and 2.7 do not.
     """
@@ -140,7 +140,7 @@ def keeps_leaf_hooks() -> bool:
     return bool(x.grad == 6)
 
 
-SAVING = ("checkpoint", "packed", "strided", "subclass")  # by `saved_tensors_hooks`
+SAVING = ("checkpoint", "packed", "strided", "subclass")  # these wraps use `saved_tensors_hooks`
 WRAPS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": partial(_checkpointed, use_reentrant=False),
     "reentrant": partial(_checkpointed, use_reentrant=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of any strides, and their strategies."""
+"""Memory layouts with any strides, and strategies that draw them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GAPS = st.sampled_from([0, 0, 1, 3, 16])
 
 
 class View(NamedTuple):
-    """How the elements of an array lie in memory; a call allocates an array of a shape and dtype.
+    """How elements lie in memory; calling it gives an array of these strides, without its memory.
 
     `order` lists the axes from the outermost in memory to the innermost. Each axis has a step,
     negative if reversed and 0 if expanded, and a gap of elements after its last element.
@@ -51,7 +51,7 @@ def any_views(draw: Any, axes: int) -> View:
     order = draw(st.permutations(range(axes)))
     steps = draw(st.lists(_SIGNS, min_size=axes, max_size=axes))
     gaps = [0] * axes
-    if axes:  # only some: over several axes, memory would multiply
+    if axes:  # one axis each: more would multiply the memory
         some = st.integers(0, axes - 1)
         steps[draw(some)] *= draw(_STEPS)
         gaps[draw(some)] = draw(_GAPS)
@@ -61,7 +61,7 @@ def any_views(draw: Any, axes: int) -> View:
 
 @st.composite
 def row_views(draw: Any, leading: int, axes: int) -> View:
-    """Draw a view whose rows are contiguous: the axes before may have any order and steps."""
+    """Draw a view whose rows are contiguous; leading axes may have any order and steps."""
     view = draw(any_views(leading))
     rest = range(leading, axes)
     gaps = [draw(_GAPS) if axis == leading else 0 for axis in rest]
@@ -74,7 +74,7 @@ def views(leading: int, axes: int) -> st.SearchStrategy[View]:
 
 
 def result_views(leading: int, axes: int, most: int) -> st.SearchStrategy[View]:
-    """Draw a view for a result: rows do not overlap, and have at most `most` leading axes."""
+    """Draw a result's view: rows do not overlap; contiguous if `leading` exceeds `most`."""
     if leading > most:
         return st.just(contiguous(axes))
     apart = row_views(leading, axes).map(lambda view: view._replace(steps=_unexpanded(view.steps)))

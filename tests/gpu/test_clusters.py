@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows that clusters of blocks share, on a GPU: within their bounds, and repeatable."""
+"""On a GPU, results of rows that clusters of blocks share are within bounds, and repeatable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_DEFAULT = range(90, 110)  # capabilities whose plans have clusters by default
 
 
 def sizes(*also: int) -> list[Any]:
-    """Return widths; the software GPU is quick enough for few of them."""
+    """Return widths; the software GPU is quick enough for only a few."""
     return [
         width
         if width in (16384, 100003, *also)
@@ -60,7 +60,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
     if capability not in BY_DEFAULT:
         monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
-    clear_plans()  # plans without clusters
+    clear_plans()  # cached plans may be without clusters
     yield builds
     clear_plans()
 
@@ -71,13 +71,13 @@ def cluster(builds: list[KernelBuild], kernel: str) -> int:
 
 
 def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
-    """Expect clusters of that many blocks; on a real GPU 8 replace 16, which may not fit."""
+    """Expect clusters of `blocks` blocks; a real GPU may have no room for 16, and then has 8."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller
 
 
 def rows_of(width: int) -> int:
-    """Return a number of rows: two or three for each cluster of an H200's backward."""
+    """Return a number of rows; on an H200, each cluster of a backward gets two or three."""
     return 3 if softgpu.is_loaded() else 2_500_000 // width
 
 
@@ -124,7 +124,7 @@ def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
 @pytest.mark.parametrize(
     ("kernel", "dtype"), [("row_norm_forward", "float32"), ("row_norm_backward", "bfloat16")]
 )
-def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
+def test_clusters_of_8_add_in_the_same_order_where_none_of_16_fits(
     launched, monkeypatch, kernel, dtype
 ):
     gpu = OnCupy()
@@ -152,7 +152,7 @@ def test_gated_groups_of_columns_are_right_in_clusters(launched, position, dtype
 
 
 @pytest.mark.parametrize("width", sizes())
-def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit(launched, width):
+def test_a_row_of_a_cluster_does_not_depend_on_other_rows_and_repeats_to_the_bit(launched, width):
     gpu = OnCupy()
     given = drawn((4 if softgpu.is_loaded() else 40, width), "float32")
     norm = {"center": True}
@@ -171,7 +171,7 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
 
 @pytest.mark.real_gpu("the software GPU runs one cluster at a time")
 def test_rows_are_right_where_not_all_clusters_run_at_a_time(launched):
-    """The 4000 rows are copies of two, so only two results are expected."""
+    """The 4000 rows are copies of two rows, so the oracle checks only two results."""
     gpu = OnCupy()
     given = drawn((2, 65536), "bfloat16")
     weight = gpu.put(given["weight"])

@@ -18,7 +18,7 @@ from tests.support.calls import arrays_of, call_of, devices, fields, functions_t
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
-# Few and many rows, whole and in groups; group norms with several launches on a CPU, and with one.
+# Few and many rows, whole and in groups. Group norms of one launch and of several on a CPU.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((2, 4900, 8), 2), ((3, 8, 8), 4), ((1, 2, 6), 6)]
 ACCUMULATING = functions_taking("accumulate")
@@ -100,7 +100,7 @@ def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
 @pytest.mark.parametrize("needs", [("bias",), ("x", "bias"), ()])
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
 def test_only_needed_gradients_are_accumulated(name, needs):
-    """No array is required if there is nothing to add."""
+    """`out` needs no array if no parameter gradient is needed."""
     call = call_of(name)
     exact, before = exact_of(call), draw("dbias", 8, "float32")
     out = call.result(dbias=before.copy()) if needs else call.result()

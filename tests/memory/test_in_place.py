@@ -38,7 +38,7 @@ BACKWARD_ALIASES = [
     {"dx": "dy", "dgate": "gate", "dweight": "weight", "dbias": "bias"},
     {"dx": "gate", "dgate": "x", "dweight": "bias", "dbias": "weight"},
 ]
-WIDER_ALIASES = [  # of a float32 stream: x and dresidual are float32, the others bfloat16
+WIDER_ALIASES = [  # with a float32 stream: x and dresidual are float32, other rows bfloat16
     {"dx": "dy", "dresidual": "x"},
     {"dx": "gate", "dresidual": "x", "dgate": "dy"},
     {"dx": "d_residual", "dgate": "gate"},
@@ -123,7 +123,7 @@ def test_a_result_may_be_written_over_an_array_that_is_every_input():
 
 @pytest.mark.parametrize("groups", [1, 64])
 def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
-    """All operands then have the shape of x; with 64 groups, statistics have it too."""
+    """All operands have the shape of x; with 64 groups, the statistics also have this shape."""
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]

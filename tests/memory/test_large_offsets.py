@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Offsets past 2**31 elements: rows, samples and lines far apart, and arrays of that size."""
+"""Offsets past 2**31 elements: rows, samples and lines that are far apart, and large arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Results and workspaces that share memory with another array are refused, unless exactly in place.
 
-Every pair of arrays is tested: after valid calls, one array begins an element after the other.
+For every pair of arrays, valid calls come first; then one array begins an element into the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ X = draw("x", (5, 8), "float32")
 
 
 def may_be(name, field, argument):
-    """Return whether a result may be exactly this input."""
+    """Return whether the array of a result may be exactly that of an argument."""
     if field in ("mean", "rstd") or argument.startswith("out."):
         return False
     if name in GROUP_NORMS:
@@ -28,7 +28,7 @@ def may_be(name, field, argument):
 
 
 def one_after_the_other(first, second):
-    """Return arrays of these shapes, the first of which begins an element before the second."""
+    """Return two arrays of these shapes; the first begins one element before the second."""
     memory = np.zeros(max(first.size, second.size) + 1, np.float32)
     parts = memory[: first.size], memory[1 : second.size + 1]
     return [part.reshape(like.shape) for part, like in zip(parts, (first, second), strict=True)]
@@ -123,7 +123,7 @@ def test_an_x_that_is_returned_as_the_stream_may_not_be_written_over():
         cunorm.normalize_forward(x, out=NormForward(y=x, residual=x))
 
 
-# --- arrays within the extent of another, without shared elements ---------------------------------
+# --- arrays between the elements of another array -------------------------------------------------
 
 
 def test_an_input_that_is_copied_to_be_aligned_overlaps_no_result():

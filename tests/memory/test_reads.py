@@ -23,7 +23,7 @@ from tests.support.processes import in_process
 
 pytestmark = [
     needs_a_compiler,
-    pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect"),
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect"),
 ]
 
 
@@ -47,7 +47,7 @@ CASES = {
 
 
 def check(side: str) -> None:
-    """Run the calls, in a child process."""
+    """Run all calls on guarded memory; tests do so in a child process."""
     for kernel, cases in CASES.items():
         for case in cases:
             with at(kernel, case):

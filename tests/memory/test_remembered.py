@@ -102,7 +102,7 @@ WRONG = ({"weight": [1.0]}, {"eps": None}, {"axis": 7}, {"dtype": [1]}, {"gate":
 
 @pytest.mark.parametrize("kind", kinds_of_arrays())
 def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
-    """Errors and reference cycles do not keep it alive either."""
+    """An error or a reference cycle does not keep it alive, either."""
     kind, seen = kind(), []
 
     def new(shape=(5, 8)):
@@ -142,7 +142,7 @@ def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["planned", "again"])
 def test_a_call_within_a_call_does_not_touch_the_outer_calls_memory(monkeypatch, is_cached):
-    """A signal handler may make a call while a call of its thread uses scratch memory."""
+    """A signal handler may make a call while the interrupted call uses scratch memory."""
     empty_call_cache(monkeypatch)
     x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
     expected, expected_other = (call_uncached(cunorm.group_norm, array, 4) for array in (x, other))

@@ -44,7 +44,7 @@ OPTIONS = {
     "center": [True, 1],
 }
 NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [False, True, 0]}
-SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # fit shapes
+SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # fit the shapes
 INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
 OPERANDS = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
@@ -98,7 +98,7 @@ def view(memory, spec, key, shape):
 
 
 def make(spec, memory):
-    """Make a call; return its error or a description of the results, results, and memory."""
+    """Make a call; return its error or a description of results, the results, and the memory."""
     sizes = {k: v for k, v in spec["options"].items() if v in SIZES.get(k, ()) and type(v) is int}
     call = call_of(spec["name"], spec["shape"], **sizes)
     memory[...] = 0
@@ -153,7 +153,7 @@ def check_calls(specs, kinds, steps):
 
 
 def first_calls(names, kind):
-    """Yield the specs of first calls; the 1.0 in them equals True, a wrong value in later calls."""
+    """Yield specs of first calls, with options of 1.0: later calls have True, equal but wrong."""
     rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
         options = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Contiguous arrays with a new number of rows use the plan of other rows, with the same results."""
+"""Contiguous arrays with a new number of rows reuse a plan, and results are the same."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_cpu_has_the_blocks_and_the_workspace_of_each_number_of_rows(planned, 
 
 
 def test_other_dtypes_make_another_plan_and_wrong_shapes_are_refused(planned):
-    """Wrong arrays are errors, also if a valid call with other rows was planned before."""
+    """Wrong arrays are errors, even after a valid call with another number of rows."""
     call_of("layer_norm_backward", (40, 72)).make()
     call = call_of("layer_norm_backward", (41, 72))
     for key, array in call.arrays.items():
@@ -163,7 +163,7 @@ def test_arrays_that_are_not_contiguous_have_plans_of_their_own(kind, planned):
         assert len(planned) == count + 2, key
 
 
-@kinds  # CuPy gives such an axis the stride that it has in C order
+@kinds  # CuPy gives an axis of one element its stride in C order
 def test_strides_along_an_axis_of_one_element_do_not_count_for_other_rows(kind, planned):
     array = to(kind, draw("x", (1, 40, 24), "float32"))
     odd, even = array.swapaxes(0, 1), array.reshape(20, 2, 24)
@@ -203,7 +203,7 @@ def test_calls_that_cannot_serve_other_rows_are_not_kept_for_other_rows(why, pla
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not softgpu.is_loaded(), reason="counts plans of the software GPU's caps")
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="counts plans for the software GPU")
 def test_a_gpu_lowers_nothing_for_a_new_number_of_rows(planned):
     for name in NORMS:
         call_of(name, (40, 72), "cupy").make()

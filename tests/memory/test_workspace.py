@@ -25,8 +25,8 @@ from tests.support.calls import (
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
-# Few and many rows, whole and in groups; group norms whose samples cores share, and other group
-# norms.
+# Few and many rows, whole and in groups; group norms in which cores share samples, and in which
+# they do not.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
 
@@ -52,7 +52,7 @@ def guarded(kind, size, fill=0xFF):
 
 
 def check_enough(call, size, **options):
-    """Check that `size` bytes are enough, no byte around them is written, and fewer are refused."""
+    """Check that `size` bytes are enough, no byte around them is written, and fewer bytes fail."""
     expected = {field: host(array) for field, array in fields(call.make(**options)).items()}
     for fill in (0xFF, 0x7F):
         workspace, memory = guarded(call.kind, size, fill)
@@ -85,7 +85,7 @@ def test_exactly_as_many_bytes_as_documented_are_enough(name, kind):
 
 @pytest.mark.parametrize("needs", [("weight",), ("bias",), ("x",)], ids=",".join)
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
-def test_the_size_for_a_backward_is_that_for_its_needs(name, needs):
+def test_the_size_for_a_backward_depends_on_its_needs(name, needs):
     """A group norm's dweight needs the sums for dbias too."""
     of_both = {"needs": ("weight", "bias")}
     makes_both = name == "group_norm_backward" and needs == ("weight",)
@@ -112,7 +112,7 @@ def test_dx_of_float64_makes_the_sums_float64():
 def test_a_group_norms_size_is_enough_for_any_activation_and_other_dtypes(shape, kind):
     """On a CPU all sizes are equal. Nothing is launched, because a result overlaps an input."""
     choices = [*product(("bfloat16", "float64"), (-1, 1))]
-    # On a GPU each dtype once: many kernels are compiled before the overlap is found.
+    # On a GPU each dtype once, because kernels are compiled before the overlap is found.
     for dtype, axis in choices if kind == "numpy" else choices[::3]:
         x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
         parameter, given = to(kind, draw("weight", shape[-1], "float64")), to(kind, x)

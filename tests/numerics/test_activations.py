@@ -2,8 +2,8 @@
 """The activations of kernels_cu/activations.cuh, as compiled for the CPU and for a GPU.
 
 "vector" is the CPU build's code. "scalar" is a GPU's code, with functions of the C library in place
-of CUDA's and of its one PTX instruction. "approximate" is a GPU's code for 16-bit results, in which
-silu has no derivative at infinity.
+of CUDA's and of its one PTX instruction. "approximate" is a GPU's code for 16-bit results; its silu
+has no derivative at infinity.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ pytestmark = needs_a_compiler
 NAMES = sorted({*ACTIVATIONS.values()})
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
-# Loops for both results of one call, and for each result alone.
+# Loops that store both results of an activation, and loops that store only one of them.
 LOOPS = """
 #include "activations.cuh"
 #ifdef SCALAR
@@ -68,7 +68,7 @@ def run(request, tmp_path_factory):
 
 
 def points(dtype):
-    """Return special values, dense points where activations bend or end, and all magnitudes."""
+    """Return special values, dense points where activations bend or end, and any magnitudes."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
     dense = [np.linspace(-end, end, 20_001) for end in (3, 14, 100)]
@@ -81,7 +81,7 @@ def points(dtype):
 
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_values_and_derivatives_are_right_limits_included(run, name, kind):
+def test_values_derivatives_and_their_limits_are_right(run, name, kind):
     dtype, (device, function) = DTYPES[kind], run
     functions = {w: partial(function, f"{name}_{w}_{kind}") for w in ("both", "value", "slope")}
     z = points(dtype)
@@ -96,7 +96,7 @@ def test_values_and_derivatives_are_right_limits_included(run, name, kind):
     np.testing.assert_array_equal(slope[sure], expected_slope[sure])
     assert_within(value, expected, gate_error(z64, name, dtype.name), "value")
     bound = gate_slope_error(z64, name, dtype.name)
-    if name == "gelu" and kind == "float":  # its exponent is corrected for the rounding
+    if name == "gelu" and kind == "float":  # gelu corrects its exponent's rounding
         term, sensitivity = exponential_term(z64, name)
         bound -= count(2, dtype.name) * unit(dtype.name) * np.abs(sensitivity * term)
     assert_within(slope, expected_slope, bound, "slope")

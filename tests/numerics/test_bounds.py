@@ -32,7 +32,7 @@ def row(dtype="float32", mean=0.0, **options):
 
 
 def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
-    """Return expected results of a group norm; channel 0 has another weight and bias."""
+    """Return expected results of a group norm; channel 0 has the given weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
@@ -155,13 +155,13 @@ def test_a_channel_of_zeros_has_no_slope_of_relu():
         assert expected.bound(name, "float32")[0] < 1e-40
 
 
-def test_a_kernel_may_round_to_either_side_of_a_tie_but_not_otherwise():
+def test_a_kernel_may_round_either_way_near_a_tie_but_not_elsewhere():
     low = DTYPES["bfloat16"]
     x = np.random.default_rng(0).standard_normal((200, 1000)).astype(low)
     expected = expected_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
     kr = reference.normalize_forward(x, eps=1e-6).y
     nearest = reference.round_to(kr, low).astype(np.float64)
-    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # if a tie is near
+    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # beyond a near tie
     to_tie = np.where(other == nearest, np.nan, np.abs((nearest + other) / 2 - kr))
     near, far = to_tie < 2.0**-22 * np.abs(kr), to_tie > 1e-4
     assert np.count_nonzero(near) > 10

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The CPU build converts exactly, or to nearest even, in vectors of any width and one by one.
+"""The CPU build converts exactly or rounds to nearest even, in any vectors and one by one.
 
-The stand-ins for cuda_fp16.h and cuda_bf16.h make single conversions, and round as CUDA does.
+The stand-ins for cuda_fp16.h and cuda_bf16.h convert numbers one by one, and round as CUDA does.
 """
 
 import re
@@ -95,7 +95,7 @@ def test_every_16_bit_value_loads_exactly_and_survives_a_store(convert, stored):
 @pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("stored", NARROW)
 def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, compute):
-    """Some doubles are so close to a midpoint that the nearest float is the midpoint itself."""
+    """Some doubles are so close to the midpoint of two results that it is their nearest float."""
     dtype, narrow, rng = COMPUTE[compute].type, STORED[stored], np.random.default_rng(0)
     lowest, highest = np.log2(magnitudes(narrow)[[1, -1]])
     drawn = rng.uniform(1, 2, 50_000) * np.exp2(rng.uniform(lowest - 3, highest + 2, 50_000))
@@ -106,7 +106,7 @@ def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, 
     bits = nearest_even(narrow, values)
     one_by_one = convert(f"one_store_{stored}_{compute}", values, np.uint16)
     np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, with CUDA's bits
-    # Orders differ, because an instruction may serve a whole vector only if it has no subnormal.
+    # In two orders: an instruction may convert a whole vector only if no element is subnormal.
     for order in (np.arange(len(values)), rng.permutation(len(values))):
         expected = bits[order].view(DTYPES[narrow])
         for function in ("store", "store_all"):
@@ -128,8 +128,8 @@ def test_float_and_double_convert_as_numpy_does(convert, stored, compute):
             assert_same_values(result, given.astype(target))
 
 
-@pytest.mark.skipif(not (compiler() and compiler().is_gcc), reason="reads GCC's report of vectors")
-def test_every_loop_one_by_one_vectorises(tmp_path):
+@pytest.mark.skipif(not (compiler() and compiler().is_gcc), reason="reads GCC's report of loops")
+def test_every_loop_of_single_conversions_is_vectorised(tmp_path):
     report = tmp_path / "report"
     compiled(tmp_path, ONE_BY_ONE, *for_machine("native"), f"-fopt-info-vec-optimized={report}")
     lines = set(re.findall(r"probe\.cu:(\d+):.*loop vectorized", report.read_text()))

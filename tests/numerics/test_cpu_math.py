@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU build's exp, tanh, erfc and logistic function are accurate to 3 ulp in all vectors.
+"""The CPU build's exp, tanh, erfc and logistic function are within 3 ulp in vectors of any width.
 
 `pytest -m exhaustive tests/numerics/test_cpu_math.py` tries every float.
 """
@@ -20,8 +20,8 @@ from tests.support.operands import assert_same_bits
 pytestmark = needs_a_compiler
 FUNCTIONS = ("exp", "tanh", "erfc", "sigmoid", "complement")
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
-# Measured over all floats: 1.02, 1.45, 1.67, 2.48 and 2.78; erfc of a double exceeds 2 only beyond
-# 24.
+# Measured over all floats: 1.02, 1.45, 1.67, 2.48 and 2.78. The error of erfc of a double exceeds
+# 2 ulp only for arguments beyond 24.
 ULPS = {
     "float": {"exp": 1.1, "tanh": 1.5, "erfc": 1.8, "sigmoid": 2.5, "complement": 3},
     "double": {"exp": 1.1, "tanh": 1.5, "erfc": 2.25, "sigmoid": 2.5, "complement": 3},
@@ -42,7 +42,7 @@ template <class V>
 V complement(V v) { return logistic(v).complement; }
 }
 """
-# Loops named exp_float and so on, and loops for errors in ulps against a wider type.
+# Loops that store results are named exp_float and so on; ERRORS has loops that store errors in ulp.
 LOOPS = f"""{MATH}
 #define LOOPS(F, C)                                               \\
   extern "C" void F##_##C(const C* in, C* out, long long count) {{ \\
@@ -106,7 +106,7 @@ def floats_of(start, stop, step):
 
 
 def doubles():
-    """Return doubles of all magnitudes, and more where functions are neither 0 nor flat."""
+    """Return doubles of all magnitudes, more of them where functions are neither 0 nor flat."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 64, 20_000, np.uint64)
     ranges = [rng.uniform(-end, end, 50_000) for end in (0.6, 3, 30, 760)]
@@ -136,7 +136,7 @@ def test_limits_are_exact(native, kind):
         "tanh": [0, -0.0, 1, -1, np.nan, 1, -1],
         "erfc": [1, 1, 0, 2, np.nan, 0, 2],
         "sigmoid": [0.5, 0.5, 1, 0, np.nan, 1, 0],
-        "complement": [0.5, 0.5, 0, 0, np.nan, 0, 0],  # 0 where sigmoid is 0, too
+        "complement": [0.5, 0.5, 0, 0, np.nan, 0, 0],  # also 0 where sigmoid is 0
     }
     for function, expected in limits.items():
         results = native(f"{function}_{kind}", values)
@@ -157,7 +157,7 @@ def test_results_do_not_depend_on_the_machine(native, tmp_path, machine):
 
 
 def test_no_function_is_called_and_no_branch_taken(tmp_path):
-    """The exception is erfc of doubles, which is called."""
+    """The exception is erfc of doubles, which kernels call; here it is inlined."""
     source = MATH + "".join(
         f'extern "C" simd::Vector<{kind}> {function}_{kind}(simd::Vector<{kind}> v) '
         f"{{ return math::{function.replace('erfc', 'inlined_erfc')}(v); }}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cunorm.reference.tolerance`, by which `python -m cunorm demo` judges results."""
+"""The bounds in `cunorm.reference.tolerance`, with which `python -m cunorm demo` judges results."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.support import bounds, group_bounds
 from tests.support.internals import operators
 from tests.support.operands import NORMS, draw, parameters
 
-TINY = 1e-30  # larger than any underflow
+TINY = 1e-30  # larger than the error of any underflow
 
 
 def assert_near(tolerances, dy, forward, backward, most, least=0.999):
@@ -52,7 +52,7 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
         stream = x if exact.residual is None else exact.residual
         backward = bounds.expected_backward(dy, stream, *given, d_residual, **options)
     more = ("activation", "gate_position", "round_before_weight")
-    # With that mean, n's error spans a bend of the derivative; the tests use the steepest part.
+    # With mean 1e4, the error of n spans a bend of the derivative; the tests use its steepest part.
     least = 0.85 if operator.label.endswith("mean 1e4") else 0.999
     most = 2.5 if any(options.get(name) for name in more) else 1.001
     assert_near(tolerances, dy, forward, backward, most, least)
@@ -138,7 +138,7 @@ def test_a_wrong_formula_exceeds_the_tolerance(mistake):
         assert worst_error(stored(off), exact, error) > 1.0
 
 
-def test_a_missing_or_infinite_result_is_no_small_error():
+def test_a_missing_or_infinite_result_is_an_infinite_error():
     exact, errors = AddNorm(np.array([[1.0, 2.0]])), {"y": np.array([[1e-6, 1e-6]])}
     for wrong in (np.nan, np.inf, -np.inf):
         assert worst_error(AddNorm(np.float32([[1.0, wrong]])), exact, errors) == np.inf

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The functions of kernels_cu/math.cuh are as accurate as promised, however a GPU approximates.
 
-The C library stands in for CUDA's functions. The approximations are moved to either side by two
-units in the last place, CUDA's largest error. Approximations rounded to nearest, as the software
+The C library stands in for CUDA's functions. The approximations are moved up or down by two units
+in the last place, CUDA's largest error. Approximations rounded to nearest, as the software
 GPU's are, would hide a Newton step that goes in the wrong direction.
 """
 
@@ -56,7 +56,7 @@ def magnitudes(dtype, low, high):
     return np.exp2(np.random.default_rng(0).uniform(low, high, 30_000)).astype(dtype)
 
 
-def test_a_reciprocal_is_within_an_ulp_and_0_beyond_the_largest(run):
+def test_a_reciprocal_is_within_an_ulp_and_0_for_the_largest_numbers(run):
     v = np.append(magnitudes(np.float32, 0, 125), np.float32(1))
     exact = 1 / v.astype(np.float64)
     assert_within(run("reciprocal", v), exact, ulp(exact, "float32"))
@@ -80,7 +80,7 @@ def test_a_quotient_is_rounded_once_and_stays_infinite(run, name, count):
     np.testing.assert_array_equal(run(name, limits), limits)
 
 
-def test_doubles_are_those_of_ieee(run):
+def test_double_results_are_rounded_as_ieee_says(run):
     v = magnitudes(np.float64, -900, 900)
     np.testing.assert_array_equal(run("double_reciprocal", v), 1 / v)
     np.testing.assert_array_equal(run("double_root", v), 1 / np.sqrt(v))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The maximum of a row: threads, blocks and clusters reduce by operations other than sums, too."""
+"""Threads, blocks and clusters also reduce rows by operations other than sums: by the maximum."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def macros(width: int, **more: object) -> tuple[tuple[str, str], ...]:
 
 
 def rows(width: int) -> Any:
-    """Return negative rows; one has a NaN, another is infinite."""
+    """Return negative rows; one has a NaN, and all elements of another are infinite."""
     x = -np.random.default_rng(width).uniform(1, 2, (ROWS, width)).astype(np.float32)
     x[1, width // 3] = np.nan
     x[2] = -np.inf
@@ -91,7 +91,7 @@ def rows(width: int) -> Any:
 
 
 def arguments(x: int, maxima: int, width: int) -> bytes:
-    """Return `struct Arguments`: one axis of rows."""
+    """Return the bytes of `struct Arguments` for rows along one axis."""
     return np.array([x, ROWS, 1, 0, 0, width, maxima, ROWS, 1, width], np.int64).tobytes()
 
 
@@ -109,7 +109,7 @@ def test_a_cpu_finds_the_maximum_of_each_row(tmp_path, is_shared):
         np.testing.assert_array_equal(maxima, x.max(axis=1))
 
 
-# Threads of a block, and of a row: lanes of a warp, several warps, a cluster of blocks.
+# Threads of a block, and threads of a row: lanes of a warp, several warps, a cluster of blocks.
 TEAMS = {"lanes": (32, 8), "a block": (96, 96), "a cluster": (64, 128)}
 
 

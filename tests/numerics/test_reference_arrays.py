@@ -122,11 +122,11 @@ def test_numbers_that_are_not_finite_affect_only_their_own_group(value):
         np.testing.assert_array_equal(f.y[~poisoned], right.y[~poisoned])
         np.testing.assert_array_equal(np.isnan(grads.dx), poisoned)
         np.testing.assert_array_equal(np.isnan(grads.dweight), channels)
-    np.testing.assert_array_equal(np.isnan(grads.dbias), channels)  # phi' depends on x
+    np.testing.assert_array_equal(np.isnan(grads.dbias), channels)  # SiLU's slope depends on x
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_a_nan_in_a_gate_poisons_its_group_before_the_norm_and_its_element_after(position):
+def test_nan_in_a_gate_before_a_norm_poisons_its_group_and_after_it_its_element(position):
     a = operands()
     a.gate = a.gate.copy()
     a.gate[2, 5] = np.nan

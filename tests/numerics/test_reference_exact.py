@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The oracle against decimal arithmetic of many digits: it is within half of each bound.
+"""Compared with decimal arithmetic of many digits, the oracle is within half of each bound.
 
-The other half is for a kernel that computes in float64 too.
+The other half is for the error of a kernel that computes in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.ulps import assert_within
 
 
 def in_decimals(x, weight, bias, dy, eps, center):
-    """Return the results of one row in 60 digits; `dweight` has the summands of dweight."""
+    """Return the results of one row, computed in 60 digits; `dweight` has its summands."""
     with localcontext() as context:
         context.prec = 60
         x, weight, bias, dy = ([Decimal(float(v)) for v in row] for row in (x, weight, bias, dy))
@@ -152,7 +152,7 @@ def test_activations_and_their_slopes_are_exact_to_half_their_bounds_in_the_tail
     got_value, got_slope = got.value(POINTS), got.slope(POINTS)
     assert_within(got_value, value, gate_error(POINTS, activation, "float64") / 2, "g")
     assert_within(got_slope, slope, gate_slope_error(POINTS, activation, "float64") / 2, "g'")
-    for size, rtol in ((6.0, 1e-14), (9.5, 3e-14)):  # rounding -z**2 / 2 costs two digits there
+    for size, rtol in ((6.0, 1e-14), (9.5, 3e-14)):  # rounding -z**2 / 2 costs two digits
         tail = np.abs(POINTS) == size
         np.testing.assert_allclose(got_value[tail], value[tail], rtol=rtol, atol=0)
         np.testing.assert_allclose(got_slope[tail], slope[tail], rtol=rtol, atol=0)
@@ -176,6 +176,6 @@ def test_infinities_give_what_the_docstring_says_and_nan_gives_nan(activation):
             if np.isinf(z).all():
                 np.testing.assert_array_equal(got.value(z), expected[:2])
         assert np.isnan(got.value(np.array(np.nan)))
-        # The derivative of identity is 1 everywhere; relu has none at 0.
+        # The derivative of identity is 1 everywhere. At 0, relu has none, and its slope is 0.
         assert np.isnan(got.slope(np.array(np.nan))) == (activation != "identity")
         np.testing.assert_array_equal(ACTIVATIONS["relu"].slope(np.array([-0.0, 0.0])), [0, 0])

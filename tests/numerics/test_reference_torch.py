@@ -83,7 +83,7 @@ def test_named_norms_are_those_of_torch(name, affine):
 
 
 def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
-    """Return s and y; k * r is rounded to the dtype `low`, and gradients pass through unchanged."""
+    """Return the stream s, and y; k * r is rounded to the dtype `low`, which gradients ignore."""
     s = t["x"] + t["residual"] if "residual" in t else t["x"]
     p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
     gate = torch_activation(activation)(t["gate"]).reshape(p.shape) if activation else 1.0
@@ -118,7 +118,7 @@ def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **kwargs):
 @pytest.mark.parametrize("low", [None, *NARROW], ids=str)
 @pytest.mark.parametrize("position", [None, "pre", "post"])
 def test_norms_of_any_operands_and_groups_are_those_of_torch(position, low):
-    """Gradients pass straight through the rounding before weight."""
+    """Gradients ignore the rounding before weight."""
     gate, activation = ((), None) if position is None else (("gate",), "silu")
     kwargs = {"activation": activation, "position": position, "low": low}
     for given in subsets("residual", "weight", "bias"):
@@ -144,7 +144,7 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
 
 # --- group norms ----------------------------------------------------------------------------------
 
-# Channels, positions, groups: no positions, one position, one group, single channels, volumes.
+# Channels, positions, groups: also no or one position, one group, groups of a channel, volumes.
 GROUPED = [(6, (), 2), (6, (1, 1), 3), (3, (5,), 1), (3, (2, 3), 3), (35, (7, 11), 5)]
 GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
 
@@ -159,7 +159,7 @@ def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
         for given in subsets("weight", "bias"):
             t = leaves(a, "x", *given)
             x, weight = torch.movedim(t["x"], channel_axis, 1), t.get("weight")
-            if "bias" in t and weight is None:  # torch 2.13 has no gradient of it
+            if "bias" in t and weight is None:  # torch 2.13 then has no gradient of bias
                 weight = torch.ones_like(t["bias"])
             if groups == channels and positions:
                 n = functions.instance_norm(x, None, None, weight, t.get("bias"), eps=EPS)
@@ -176,7 +176,7 @@ def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
 
 @pytest.mark.parametrize("residual_dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=str)
-def test_a_sum_is_rounded_to_the_residuals_dtype_as_torch_does(x_dtype, residual_dtype):
+def test_a_sum_is_rounded_to_the_residuals_dtype_as_by_torch(x_dtype, residual_dtype):
     a = operands((50, 8))
     x, residual = a.x.astype(x_dtype), (100 * a.residual).astype(residual_dtype)
     compute = torch.float64 if np.float64 in (x_dtype, residual_dtype) else torch.float32

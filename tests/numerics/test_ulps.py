@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The size of a ulp, and the comparison of results."""
+"""The size of an ulp, and the comparison of results."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_the_worst_element_is_reported_in_units_of_the_bound():
     ("actual", "expected"),
     [(np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (-np.inf, np.inf), (1e-9, 0.0)],
 )
-def test_nan_and_infinity_match_themselves_only(actual, expected):
+def test_nan_and_infinity_match_only_themselves(actual, expected):
     with pytest.raises(AssertionError):
         assert_within(np.array([actual]), np.array([expected]), np.zeros(1))
     assert assert_within(np.array([actual]), np.array([actual]), np.zeros(1)) == 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Devices for the tests of operators; every build must compile with all options."""
+"""Fixtures for the tests of operators: devices, and a check that all builds compile at once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.support.internals import _compiler
 
 @pytest.fixture(autouse=True)
 def _compiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a build needs a second compile with fewer options, which cunorm would make."""
+    """Fail if a build compiles only without some options that the C++ compiler accepts."""
     probe = _compiler.probe
 
     def probe_and_compare(*given: Any) -> None:
         before = _compiler.optional(*given)
         probe(*given)
         if _compiler.optional(*given) == before:
-            raise AssertionError("the C++ compiler does not compile a build with options it takes")
+            raise AssertionError("the C++ compiler accepts these options, but a build fails")
 
     monkeypatch.setattr(_compiler, "probe", probe_and_compare)
 

@@ -33,8 +33,8 @@ NORMS = {
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
-# Width and groups of rows. Positions, channels and groups of group norms: cores of a CPU share some
-# samples, and take others whole, in chunks, in lines or in packs of lines.
+# Width and groups of rows; positions, channels and groups of samples. Cores of a CPU share some of
+# these samples, and process others whole, in chunks, in lines or in packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
@@ -77,7 +77,7 @@ def run(name, size, count, on=None, **more):
 
 
 def assert_same(actual, expected, picked=None):
-    """Compare results; with `picked`, only those of rows, at the picked indices."""
+    """Compare results; with `picked`, `actual` has only these rows, and OF_A_ROW is compared."""
     assert actual.keys() == expected.keys()
     for field, right in expected.items():
         if picked is None:
@@ -145,7 +145,7 @@ def default_threads():
 
 
 @norms
-def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, default_threads):
+def test_results_are_the_same_in_every_run_with_any_number_of_threads(name, default_threads):
     for *size, count in MANY[memory_of(name)]:
         cunorm.set_num_threads(1)
         expected = run(name, tuple(size), count)
@@ -165,7 +165,7 @@ LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 2
 def test_large_results_stored_past_the_caches_have_the_same_bits(kind, monkeypatch):
     shape, count, part, dtype = LARGE[kind]
     x, dy = (draw(n, (part, *shape), dtype) for n in ("x", "dy"))
-    x[1].flat[5], dy[2] = np.nan, 0  # other code rounds NaN and zeros to 16 bits
+    x[1].flat[5], dy[2] = np.nan, 0  # NaN and zeros are rounded to 16 bits by other code
     x, dy = (np.resize(array, (count, *shape)) for array in (x, dy))
     with_empty_caches(monkeypatch)
 
@@ -190,7 +190,7 @@ def test_large_results_stored_past_the_caches_have_the_same_bits(kind, monkeypat
     assert not all(are_large)
     assert_same_fields(few, type(few)(*(a if a is None else a[:part] for a in whole)))
     assert_same_bits(few_dx, dx[:part])
-    for address in (0, 32, 16, 8, x.itemsize):  # past the caches only if 16 divides it
+    for address in (0, 32, 16, 8, x.itemsize):  # y is stored past the caches only if 16 divides it
         out = np.empty(x.nbytes + 128, np.uint8)
         out = out[(address - out.ctypes.data) % 64 :][: x.nbytes].view(x.dtype).reshape(x.shape)
         assert_same_bits(y_in(out), whole.y)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """All pairs of dtypes, activations, options, sizes and layouts work together.
 
-Each case is one build, run with arrays of several sizes. CI runs every fourth case, and as
-many of the fuzzer's cover of the same pairs. `pytest -m exhaustive` also runs other covers, with
-more choices.
+Each case is one build, run with arrays of several sizes. CI runs every fourth case. The fuzzer
+covers the same pairs, too, and CI runs every fourth of its builds. `pytest -m exhaustive` runs the
+other cases, and further covers with more choices.
 """
 
 import random
@@ -16,9 +16,9 @@ from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import at
 
-# A pack has 64 elements. Most rows end within a pack, and most groups begin within one.
+# A pack has 64 elements. Most rows end within a pack, and most groups begin within a pack.
 WIDTHS = (1, 33, 128, 1003)
-# Samples, positions, channels, groups. One launch makes all passes. The last have several tiles.
+# Samples, positions, channels, groups, for calls of one launch. The last sizes have several tiles.
 SIZES = [
     (1, (2,), 3, 1),
     (20, (31,), 40, 8),
@@ -29,7 +29,7 @@ SIZES = [
 
 
 def check(kernel, case):
-    """Check a case in several sizes against the oracle, and that it writes only its results."""
+    """Check a case in several sizes: results are within bounds, and nothing else is written."""
     for number, size in enumerate(SIZES if "group" in kernel else WIDTHS):
         draw = random.Random(f"{kernel} {case} {number}")
         if "group" in kernel:
@@ -66,22 +66,22 @@ def test_drawn_pairs_of_choices_are_within_their_bounds(kernel, seed):
 # --- sizes of group norms -------------------------------------------------------------------------
 
 POSITIONS = {1: (), 2: (2,), 7: (7,), 97 * 31: (97, 31), 70 * 70: (7, 10, 70)}
-# Numbers of groups by channels. Up to 128 channels, in multiples of 16, are one pack on a CPU.
+# Channels: groups. On a CPU, a multiple of 16 of at most 128 channels is one pack.
 GROUPS = {1: 1, 3: 1, 10: 5, 48: 8, 128: 32, 320: 32}
 OF_SIZES = {
     "samples": [1, 2, 20],
     "positions": list(POSITIONS),
-    "axes": [0, 1, 2, 3, 4],  # of positions
+    "axes": [0, 1, 2, 3, 4],  # how many axes the positions have
     "channels": list(GROUPS),
     "groups": ["one", "some", "all"],
     "far": [False, True],
     **LAYOUTS,
 }
-MAX_ELEMENTS = 200_000  # elements, so that the oracle is quick
+MAX_ELEMENTS = 200_000  # of an array, so that the oracle is quick
 
 
 def possible(case):
-    """Drop an impossible choice of a case: several positions need an axis."""
+    """Drop the choice of no axes if a case has several positions, which need an axis."""
     if case.get("axes") == 0 and case.get("positions", 1) > 1:
         return {name: choice for name, choice in case.items() if name != "axes"}
     return case

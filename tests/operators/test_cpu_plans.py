@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """On a CPU, results do not depend on the plan.
 
-All cores may share a long row or samples, and a build may keep what it computed for the last pass.
+All cores may share a long row or samples, and a build may keep computed values until the last pass.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.support.placed import Samples
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 MANY = 16  # rows, too many to be shared
-# Columns of the first part of a centred forward's rows, and of any other part. The last part is
-# complete, or has one column, or has whole packs, so that the cut pack is a part of its own.
+# Columns of the first part of a row in a centred forward, and of each other part. The last part of
+# a width is complete, or has one column, or is the cut pack after a shorter part.
 FIRST, PART = 112 * 64, 128 * 64
 OTHER_WIDTHS = (3 * PART, 2 * PART + 1, 2 * PART + 116 * 64 + 1)
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 116 * 64 + 1, *OTHER_WIDTHS)
@@ -52,7 +52,7 @@ def nothing_loaded(monkeypatch):
 
 
 def forward(name, rows, width, **more):
-    """Return a call on rows whose first columns have another mean, and whose last are larger."""
+    """Return a call on rows whose first columns have another mean and whose last are larger."""
     case = CASES[name] | {"shape": (1, 1, rows, width)} | more
     call = call_of("row_norm_forward", case, OnNumpy())
     x = call.inputs["x"].host
@@ -74,7 +74,7 @@ def is_shared():
 def test_a_long_row_alone_gives_the_bits_that_it_gives_among_many(name):
     for width in WIDTHS:
         among_many = forward(name, MANY, width).run()
-        assert is_shared() == (width != WIDTHS[0])  # by builds of earlier widths
+        assert is_shared() == (width != WIDTHS[0])  # builds for earlier widths stay loaded
         for picked in ([0], [2, 0, 1]):
             alone = forward(name, MANY, width, picked=picked).run()
             for field, array in alone._asdict().items():
@@ -92,7 +92,7 @@ def test_shared_rows_are_right_and_may_be_written_over_their_inputs(name):
 
 
 @every_case
-def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
+def test_gradients_of_shared_rows_have_the_bits_of_rows_that_are_not_shared(name, monkeypatch):
     sizes = [(rows, width) for width in OTHER_WIDTHS for rows in (1, 3)]
     shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
@@ -100,7 +100,7 @@ def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, m
     clear_all()
     for (rows, width), expected in zip(sizes, shared, strict=True):
         found = backward(name, rows, width).run()
-        if rows > 1:  # the sums of rows that are shared have one part
+        if rows > 1:  # dweight and dbias of shared rows have one partial sum
             found, expected = (one._replace(dweight=None, dbias=None) for one in (found, expected))
         assert_same_fields(found, expected)
     assert not is_shared()
@@ -121,7 +121,7 @@ def test_a_gradient_of_shared_rows_is_the_same_alone_and_among_others():
         assert_same_bits(getattr(result, f"d{need}"), getattr(expected, f"d{need}"), need)
 
 
-def test_shared_rows_in_groups_give_the_bits_of_rows_of_their_own():
+def test_groups_of_shared_rows_give_the_bits_of_separate_rows():
     width = FIRST + 5 * PART + 1
     x, weight = draw("x", (2, 3 * width), "float32"), draw("weight", (3 * width,), "float32")
     result = cunorm.layer_norm_forward(x, weight, groups=3)
@@ -152,7 +152,7 @@ def test_shared_rows_ignore_the_number_of_threads():
 PARTS = """
 #include "row_norm_forward.cu"
 
-// The number of parts with columns in a row of each width, and of their columns; -1: gaps.
+// Counts, for each width, a row's parts and their columns; a skipped part spoils the second count.
 extern "C" void parts(const long long* widths, long long* parts, long long* columns, long long n) {
   for (long long i = 0; i < n; ++i) {
     Team<Build>::Scratch scratch;
@@ -203,7 +203,7 @@ def results(position):
 
 
 def keeping(direction):
-    """Return whether a direction's loaded builds keep packs: True, False or both."""
+    """Return a set: whether the loaded builds of a direction keep packs (True), or not (False)."""
     builds = loaded_builds("PRE_GATE")
     macros = [dict(b.macros) for b in builds if b.kernel == f"row_norm_{direction}"]
     return {"HELD_PACKS" in names for names in macros}

@@ -21,7 +21,7 @@ hosts = pytest.mark.parametrize("on", [OnNumpy, OnTorchCpu], ids=["numpy", "torc
 
 
 def view_of(on, take_view, array):
-    """Return a view as a framework's array of the same memory; None if PyTorch cannot have it."""
+    """Return a view as a NumPy array or a tensor; None if PyTorch cannot have such strides."""
     view = take_view(array)
     if on is OnNumpy or min(view.strides) < 0:
         return view if on is OnNumpy else None
@@ -32,7 +32,7 @@ def view_of(on, take_view, array):
 
 # --- rows -----------------------------------------------------------------------------------------
 
-ROWS = {  # the drawn shape, and its view
+ROWS = {  # the shape of a drawn array, and a function that returns a view of it
     "tokens, qkv, heads": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1]),
     "tokens, heads, qkv": ((2, 9, 4, 3, WIDTH), lambda a: a[:, :, :, 2]),
     "heads before tokens": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1].swapaxes(1, 2)),
@@ -77,7 +77,7 @@ def test_rows_are_read_where_they_are_or_copied_once(on, position, monkeypatch):
         theirs = {name: on().put(array) for name, array in parameters.items()}
         f, grads = (get_all(on(), r) for r in gated(views | theirs, position))
         with at(kind):
-            fits = kind in ROWS and kind != "heads before tokens"  # groups add a stride
+            fits = kind in ROWS and kind != "heads before tokens"  # groups need one more stride
             assert len(copied) == (0 if fits else 5)  # x and gate twice, dy once
             expected, expected_grads = gated(dense | parameters, position)
             assert_same_fields(f, expected)
@@ -99,7 +99,7 @@ def test_heads_of_a_fused_projection_are_normalised_in_place(on):
 
 # --- channels -------------------------------------------------------------------------------------
 
-# Ten channels: their axis, their place in memory, the drawn shape, and its view.
+# Ten channels: their axis, their place in memory, the shape of a drawn array, and a view of it.
 FITTING = {
     "channels padded": (-1, "last", (4, 7, 16), lambda a: a[..., 3:13]),
     "every other sample": (-1, "last", (8, 7, 10), lambda a: a[::2]),
@@ -116,7 +116,7 @@ FITTING = {
     "one channel for all": (1, "first", (4, 1, 7), lambda a: np.broadcast_to(a, (4, 10, 7))),
     "samples between": (1, "first", (10, 4, 7), lambda a: a.transpose(1, 0, 2)),
 }
-COPIED = {  # to the nearest layout
+COPIED = {  # views that are copied to the nearest layout
     "every other channel, last": (-1, "last", (4, 7, 20), lambda a: a[..., ::2]),
     "columns of an image": (-1, "last", (4, 5, 6, 10), lambda a: a[:, :, 1:4]),
     "channels in the midst": (-1, "first", (4, 5, 10, 3), lambda a: a.transpose(0, 1, 3, 2)),
@@ -139,7 +139,7 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
             check(expected, *dense, GROUPS, axis)
             copied.clear()
             results = get_all(on(), run(*views, GROUPS, axis, put=on().put))
-            assert len(copied) == (0 if kind in FITTING else 3)  # x; x and dy in the backward
+            assert len(copied) == (0 if kind in FITTING else 3)  # x, and later x and dy
             assert_same_fields(results, expected)
             assert strides(results.y) == strides(results.dx) == strides(dense[0])
             for name, array in drawn.items():

@@ -14,7 +14,7 @@ from tests.support.operands import assert_same_bits, at
 from tests.support.placed import Samples
 
 pytestmark = [
-    pytest.mark.compiled("O3"),  # these tests need most of the budget
+    pytest.mark.compiled("O3"),  # these tests make most of the O3 builds in the budget
     pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
 ]
 
@@ -74,7 +74,7 @@ def results(name):
 
 @pytest.mark.parametrize(
     "name",
-    [  # float64 converts least, float16 as bfloat16; their builds take longest
+    [  # float64 converts least, float16 like bfloat16, and both take longest to build
         pytest.param(name, marks=pytest.mark.exhaustive if "64" in name or "16, r" in name else ())
         for name in CASES
     ],

@@ -24,15 +24,15 @@ from tests.support.operands import (
 )
 
 all_norms = pytest.mark.parametrize("name", NORMS)
-# Dtypes, and the width on a GPU, where each width is a build. On a CPU only `LONG` has rows that
-# cores share, because such rows are another build, which test_cpu_plans.py tests.
+# Norms, dtypes, and the width on a GPU, where each width needs a build. On a CPU only `LONG` has
+# rows that cores share: such rows need another build, and test_cpu_plans.py tests them.
 LONG = "layer_norm"
 CASES = [
     ("rms_norm", "float32", 4096),
     ("layer_norm", "float32", 128),
     ("l2_norm", "float32", 33),
     ("normalize", "float32", 1000),
-    # test_combinations.py has the other dtypes of `normalize`, which all of these call.
+    # All named norms call `normalize`, whose other dtypes are in test_combinations.py.
     pytest.param("rms_norm", "bfloat16", 20480, marks=pytest.mark.exhaustive),
     pytest.param("normalize", "float16", 33, marks=pytest.mark.exhaustive),
     pytest.param("normalize", "bfloat16", 4096, marks=pytest.mark.exhaustive),
@@ -90,7 +90,7 @@ def test_all_functions_of_a_named_norm_are_within_their_bounds(anywhere, name, d
 
 
 @pytest.mark.gpu
-@pytest.mark.real_gpu("too long")
+@pytest.mark.real_gpu("the rows are too long")
 def test_long_rows_are_within_their_bounds_on_a_gpu():
     check_named(OnCupy(), "layer_norm", "float32", (2, 65536))
 
@@ -126,7 +126,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
-    """All operands are given; the stream is float32, and a gate float16."""
+    """All operands are given; the stream is float32, and the gate float16."""
     dtype, norm = VARIANTS[variant]
     norm = ALL | norm
     for width in (1000,) if anywhere.is_gpu else (1, 31, 128, 1000, 20480):
@@ -197,7 +197,7 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
 
 
 def laid_out(on, array, channel_axis, memory):
-    """Copy an array to the device, its channels last or first in memory; JAX has only one order."""
+    """Copy an array to the device with channels last or first in memory; JAX has only one order."""
     axis = AXES[memory]
     dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
     axes = list(range(array.ndim))

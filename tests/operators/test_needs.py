@@ -15,7 +15,7 @@ from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
 EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
-# The inputs of each gradient of a group norm, and further inputs with an activation.
+# The inputs of each gradient of a group norm, and further inputs if there is an activation.
 GROUP_INPUTS_OF = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
@@ -27,7 +27,7 @@ CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
-    """Return a call of a group norm of a kind, or of a row norm whose gate's position is `kind`."""
+    """Return a call: `kind` is a key of GROUP_NORMS, or where a row norm's gate is, or false."""
     if kind in GROUP_NORMS:
         positions, activation = GROUP_NORMS[kind]
         case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}
@@ -46,7 +46,7 @@ def inputs_of(kind, needs):
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
 def test_requested_gradients_equal_those_of_all_and_need_no_other_inputs(kind, needs):
-    """Inputs that no requested gradient depends on are NaN, so that a read shows.
+    """Inputs that no requested gradient depends on are NaN, so that reading them gives NaN.
 
     Conversely, NaN in an input of a gradient shows in the gradient.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Any subset of the gradients is right, on every instruction set of this machine.
 
-Memory that builds keep between passes is poisoned first: see `machines.py`. The fuzzer has a cover
-of the same choices.
+Memory in which builds keep values between passes is poisoned first: see `machines.py`. The fuzzer
+also covers these choices.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.support.placed import Samples
 
 pytestmark = needs_a_compiler
 
-# Widths of several packs, of which the last is cut. Groups whose h a thread keeps, and larger
-# samples, whose h is in memory between passes.
+# The last pack of each row is cut. Of the first size, a thread keeps h, the gradient before the
+# activation; of the second size, h is in memory between passes.
 WIDTHS = (3, 300)
 SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
 
@@ -38,7 +38,7 @@ def check(kernel, case):
 
 
 @pytest.mark.parametrize("machine", machines())
-def test_gradients_of_a_gate_alone_and_of_a_weight_with_it_are_not_old_memory(machine):
+def test_gradients_of_a_gate_or_of_weight_and_gate_are_not_old_memory(machine):
     """No row is reduced, so the first pass has nothing to keep for the second."""
     dtypes = dict.fromkeys(("x", "dy", "gate"), "float16")
     size_case = {"shape": (1, 1, 3, 300), **dtypes, "bias": None}

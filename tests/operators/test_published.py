@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms of published models, written in PyTorch as in their source, and their gradients.
+"""Norms of published models, written in PyTorch as in the models' sources, and their gradients.
 
 A formula in float64 is as accurate as the oracle, so both agree to some ulps of float64, and the
 kernels are within their bounds of both. A formula in the models' own dtypes gives the same bits as
@@ -15,11 +15,11 @@ from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnTorchCpu, get_all
 from tests.support.operands import DTYPES, draw
 
-torch = pytest.importorskip("torch", reason="PyTorch, in which they are published, is missing")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 on = OnTorchCpu()
 SHAPE, EPS = (64, 480), 1e-5
-ULP = 2.0**-23  # of float32, the largest relative size
+ULP = 2.0**-23  # the largest relative size of an ulp of float32
 
 
 def llama(x, weight):
@@ -49,7 +49,7 @@ def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
 
 
 def drawn(*names):
-    """Draw operands by name; a weight has the row's shape and is about 0, as Gemma's."""
+    """Draw operands by name; a weight has a row's shape and is about 0, like Gemma's."""
     return [draw(n, SHAPE[-1:] if n == "weight" else SHAPE, "bfloat16") for n in names]
 
 
@@ -92,7 +92,7 @@ def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name):
 
 
 def agree(oracle, exact):
-    """Check the oracle against torch, to some roundings of float64 in terms that may cancel."""
+    """Check the oracle against torch; some float64 roundings of terms that cancel may remain."""
     scale = abs(oracle).max()
     np.testing.assert_allclose(oracle, exact.numpy(), rtol=1e-12, atol=1e-14 * scale)
 
@@ -105,7 +105,7 @@ LLAMAS = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float1
 
 @pytest.mark.parametrize(("x_dtype", "weight_dtype"), LLAMAS)
 def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weight_dtype):
-    """Both computations of k * r are off by at most 4 ulp, so they round alike far from ties."""
+    """Both computations of k * r are off by at most 4 ulp, so both round alike far from ties."""
     x, weight = draw("x", SHAPE, x_dtype), draw("weight", SHAPE[-1], weight_dtype)
     expected = on.get(llama(on.put(x), on.put(weight)))
     y = cunorm.rms_norm(x, weight, eps=EPS, round_before_weight=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The axes of a row, the dtypes of results, and the results that are returned."""
+"""The axes of a row, the dtypes of results, and which results are returned."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_a_row_is_all_axes_from_axis_to_the_last(axis):
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_groups_are_of_the_last_axis_however_it_is_counted(axis):
+def test_groups_divide_the_last_axis_counted_from_either_end(axis):
     x, weight = draw("x", (5, 8), "float32"), draw("weight", 8, "float32")
     result = cunorm.layer_norm_forward(x, weight, groups=2, axis=axis)
     check_forward(result, x, weight, None, center=True, eps=1e-5, groups=2)
@@ -125,7 +125,7 @@ PROMOTED = {
 
 @pytest.mark.parametrize("weight", DTYPES)
 @pytest.mark.parametrize("x", DTYPES)
-def test_ys_dtype_is_xs_or_with_rounding_the_promoted_dtype_of_x_and_weight(x, weight):
+def test_y_has_xs_dtype_and_with_rounding_the_dtype_promoted_from_x_and_weight(x, weight):
     given = draw("x", (0, 8), x), draw("weight", 8, weight)
     promoted = PROMOTED.get(frozenset((x, weight)), x)
     rounds = {"round_before_weight": True}

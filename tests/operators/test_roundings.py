@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Data that are hard for a mean, or that accumulate roundings, cost no digits."""
+"""No digits are lost if a mean is far from most of the data, or if roundings could add up."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
 def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
-    """Sums are taken about the first channel, and float64 sums have no wider type."""
+    """Sums are of differences from the first channel, and no type is wider than float64."""
     size = (2, positions, groups, channels // groups)
     x = np.random.default_rng(0).standard_normal(size) * 1e-3
     x[..., 0] += 1000
@@ -87,7 +87,7 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
 
 
 def test_gradients_of_rows_that_are_read_in_pairs_do_not_add_up_their_roundings():
-    """A block has 256 of 8192 rows, in 16 runs of 16; 256 terms one by one would be 62 u off."""
+    """A block adds 256 of 8192 rows in 16 runs of 16; one by one, the sum would be 62 units off."""
     rows, width, term = 8192, 4100, np.float32(1.0868149)  # rows of more than 16 KiB
     dy, x = (np.broadcast_to(value, (rows, width)) for value in (term, np.float32(0)))
     ones, saved = np.ones(width, np.float32), np.ones(rows, np.float32)
@@ -133,7 +133,7 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
 @pytest.mark.parametrize("far", [100.37, 1.0037e16])
 @pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 8), (1, 4096, 21 * 64)])
 def test_elements_that_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
-    """The sampled elements' mean is as far from the rest as their deviation allows."""
+    """The mean of the sampled elements is as far from the rest as a group's deviation allows."""
     in_sample = np.arange(positions) % sampled < (1 if axis == -1 else 64)
     x = np.where(in_sample, np.float32(0), np.float32(far))
     x = np.ascontiguousarray(np.broadcast_to(x, (1, 8, positions)))
@@ -149,7 +149,7 @@ def test_rstd_is_rounded_once_and_with_k_three_times(device):
 
 def test_a_length_beyond_float32_is_infinite_or_zero(device):
     if compiler() is None and not device.is_gpu:
-        pytest.skip("without a compiler NumPy takes float64")
+        pytest.skip("without a compiler NumPy computes in float64")
     forward = run_on(device, cunorm.normalize_forward)
     check_scales_beyond_float32(lambda x, c: forward(x, c=c, eps=0.0))
 

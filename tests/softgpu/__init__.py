@@ -35,7 +35,7 @@ def real_gpu() -> bool:
 
 @lru_cache(maxsize=1)
 def load() -> ctypes.CDLL:
-    """Load the library, compiled if necessary; then `import cupy` imports the stand-in."""
+    """Load the library, and compile it if necessary; `import cupy` then imports the stand-in."""
     if reason := unavailable():
         raise RuntimeError(reason)
     paths = {

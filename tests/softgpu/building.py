@@ -22,7 +22,7 @@ FLAGS = (
     *("-std=c++20", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
-# Sources that are compiled together, to save time, and the optimization level of each unit.
+# Each unit: sources that are compiled together, to save time, and their optimization level.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
     (
@@ -83,7 +83,7 @@ def folder() -> Path:
 
 
 def library() -> Path:
-    """Return the path of the library of these sources; compile it if necessary.
+    """Return the path of the library made of these sources; compile it if necessary.
 
     Other processes wait for the process that compiles.
     """

@@ -14,12 +14,12 @@ from typing import Any
 
 from cunorm._backends import driver
 
-FREE = 1 << 28  # bytes; bench uses fewer sets of arrays where less is free
+FREE = 1 << 28  # bytes of free memory; with so few, bench uses fewer sets of arrays
 
 
 def add_to(cupy: Any) -> None:
     """Add these parts to the stand-in for CuPy, and make cunorm use the software GPU's driver."""
-    driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
+    driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # in place of libcuda.so.1
     if hasattr(cupy.cuda, "get_elapsed_time"):
         return
     runtime, raw_kernel = cupy.cuda.runtime, cupy.RawKernel
@@ -41,7 +41,7 @@ def _copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
 
 
 def _clocked(event: type) -> type:
-    """Return a class of events that record the time at once, as work runs when it is queued."""
+    """Return a class of events that record the time at once: work runs when it is queued."""
 
     class Event(event):  # type: ignore[misc]
         def record(self, stream: Any = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts of the accesses of launches on the software GPU."""
+"""Counts what launches on the software GPU access."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from . import load, settings
 class Range:
     """The accesses of a launch to one allocation, from address `begin` up to `end`.
 
-    `loaded` and `stored` count the bytes of every access, `distinct_*` count each byte once.
-    A warp's access counts its 32-byte sectors. Asynchronous copies load; atomics load and store.
+    `loaded` and `stored` count the bytes of every access, `distinct_*` count each byte once, and
+    `*_sectors` each access's 32-byte sectors. Asynchronous copies load; atomics load and store.
     """
 
     begin: int
@@ -31,7 +31,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Shared:
-    """Accesses of warps to shared memory, their wavefronts, and the wavefronts without conflicts.
+    """Accesses of warps to shared memory, their wavefronts, and the `ideal` without conflicts.
 
     A wavefront serves half a warp at 8 bytes a lane, and a quarter of a warp at 16 bytes.
     """
@@ -65,7 +65,7 @@ class _Launch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch: instructions `issued` to warps, `executed` by its threads, and its accesses."""
+    """A launch: the instructions `issued` to warps and `executed` by threads, and the accesses."""
 
     kernel: str
     threads: int
@@ -76,7 +76,7 @@ class Launch:
     ranges: tuple[Range, ...]  # the accessed allocations
 
     def range_at(self, pointer: int) -> Range:
-        """Return the counts of the allocation at an address; without accesses they are 0."""
+        """Return the counts of the allocation at an address, all 0 if it was not accessed."""
         found = (one for one in self.ranges if one.begin <= pointer < one.end)
         return next(found, Range(pointer, pointer))
 

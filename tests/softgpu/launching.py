@@ -15,7 +15,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
 def kernel(body: str, head: str = ""):
-    """Return a kernel; `body` has its parameters too, `head` is the text before its name."""
+    """Return a kernel: `body` begins with its parameters, `head` stands before its name."""
     return cupy.RawKernel(f'extern "C" __global__ void {head} k({body}', "k")
 
 

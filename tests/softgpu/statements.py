@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statements of C++ and instructions of PTX, run on the elements of arrays."""
+"""Runs C++ statements and PTX instructions on the elements of arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPES = {
 
 
 def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run bodies on elements a, b and c of arrays; each body has the type of its result r."""
+    """Run each (type of r, statements) on the elements a, b and c of arrays; return all r."""
     names = {dtype: name for name, _, dtype in TYPES.values()} | {np.dtype("u2"): "unsigned short"}
     size = arrays[0].size
     text = "".join(f", const {names[v.dtype]}* p{k}" for k, v in enumerate(arrays)) + ") {"
@@ -42,7 +42,7 @@ def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndar
 
 
 def run(to: str, source: str, instructions: list[str], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Return the results of instructions for the elements of arrays."""
+    """Return the results, of type `to`, of PTX instructions on elements of type `source`."""
     raw = [v.view("u2") if v.dtype.itemsize == 2 else v for v in arrays]
     inputs = ", ".join(f'"{TYPES[source][1]}"({"abc"[k]})' for k in range(len(arrays)))
     operands = ", ".join(f"%{k + 1}" for k in range(len(arrays)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels compute what NumPy computes, and instructions round the results of exact fractions."""
+"""Kernels compute what NumPy computes; an instruction returns the exact result, rounded once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ INTEGERS = {
 }  # fmt: skip
 
 
-def test_integers_are_those_of_numpy():
+def test_integer_arithmetic_is_that_of_numpy():
     found = computed([("s64", f"r = {what};") for what in INTEGERS], A, B)
     for (what, wanted), y in zip(INTEGERS.items(), found, strict=True):
         np.testing.assert_array_equal(y, wanted, what)
@@ -89,7 +89,7 @@ def test_bit_instructions_agree_with_integers_of_python():
 
 
 def drawn(kind: str, size: int = 256) -> np.ndarray:
-    """Draw numbers of many sizes, so that sums lose digits."""
+    """Draw numbers of many magnitudes, so that sums lose digits."""
     v = RNG.standard_normal(size) * 2.0 ** RNG.integers(-12, 12, size)
     return v.astype(TYPES[kind][2])
 
@@ -99,7 +99,7 @@ def rounded(exact: list[Fraction], kind: str, mode: str) -> np.ndarray:
     dtype = TYPES[kind][2]
     near = np.array([float(v) for v in exact]).astype(dtype)
     bits = near.view(f"i{near.itemsize}").astype("i8")
-    bits = bits + np.outer([-1, 0, 1], np.where(bits >= 0, 1, -1))  # and its neighbours
+    bits = bits + np.outer([-1, 0, 1], np.where(bits >= 0, 1, -1))  # near, and its two neighbours
     around = bits.astype(f"i{near.itemsize}").view(dtype)
     wanted = []
     for v, three in zip(exact, around.T, strict=True):
@@ -120,7 +120,7 @@ EXACT = {
     "div": lambda a, b: a / b,
     "rcp": lambda a: 1 / a,
     "fma": lambda a, b, c: a * b + c,
-    # A root has 100 digits; only the roots of perfect squares have fewer.
+    # A root is cut after 100 decimals; only roots of perfect squares have fewer and stay exact.
     "sqrt": lambda a: Fraction(math.isqrt(int(abs(a) * 10**200)), 10**100),
 }
 
@@ -136,7 +136,7 @@ def test_arithmetic_is_rounded_as_the_instruction_says(what, kind):
         np.testing.assert_array_equal(y, rounded(exact, kind, mode), mode)
 
 
-def test_a_saturated_product_is_between_0_and_1_and_for_nan_0():
+def test_a_saturated_product_is_between_0_and_1_and_nan_becomes_0():
     a, b = np.array([(0.5, 0.25), (2, 3), (-2, 3), (np.inf, 0), (np.nan, 1)], "f4").T
     (found,) = run("f32", "f32", ["mul.sat.f32"], a.copy(), b.copy())
     np.testing.assert_array_equal(found, np.array([0.125, 1, 0, 0, 0], "f4"))
@@ -191,7 +191,7 @@ def test_conversions_to_integers_clamp_to_their_limits(to, source):
         v = RNG.standard_normal(256) * 2.0 ** RNG.integers(-2, 70, 256)
         v = v.astype(TYPES[source][2])
     v[:6] = np.inf, -np.inf, 0.5, 1.5, -2.5, -0.0
-    v[-1] = np.nan  # becomes 0, or the upper bit alone with 64 bits
+    v[-1] = np.nan  # becomes 0 or, if a type has 64 bits, the upper bit alone
     limits = np.iinfo(TYPES[to][2])
     is_wide = source == "f64" or TYPES[to][2].itemsize == 8
     of_nan = (limits.min or limits.max // 2 + 1) if is_wide else 0
@@ -205,7 +205,7 @@ def test_conversions_to_integers_clamp_to_their_limits(to, source):
 TINY = np.array([2.0**-130, -(2.0**-130), 2.0**-126, 1.5, np.nan, -0.0, -3.0, np.inf] * 4, "f4")
 
 
-def test_numbers_are_flushed_and_saturated_where_that_is_enabled():
+def test_numbers_are_flushed_or_saturated_if_the_instruction_says_so():
     flushed = np.where(np.abs(TINY) < 2.0**-126, np.copysign(np.float32(0), TINY), TINY)
     plain, found = run("f32", "f32", ["add.f32", "add.ftz.f32"], TINY, TINY)
     np.testing.assert_array_equal(plain, TINY * 2)
@@ -262,7 +262,7 @@ FUNCTIONS = {
 }
 
 
-def test_functions_of_float64_are_those_of_the_processor():
+def test_functions_of_float64_agree_with_those_of_python():
     a = RNG.standard_normal(256) * 3
     found = computed([("f64", f"r = {what};") for what in FUNCTIONS], a)
     for (what, function), y in zip(FUNCTIONS.items(), found, strict=True):

@@ -18,9 +18,9 @@ RANK = 'unsigned rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
 REMOTE = """float v; asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, 0;"
     "ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"((unsigned)__cvta_generic_to_shared(s)));"""
 
-# Each mistake: the error, the instruction, the threads of the block, the kernel.
+# For each mistake: the error, the instruction that it names, the block's threads, the kernel.
 WRONG = {
-    "a read behind an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
+    "a read past an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
         "volatile float* x) { x[threadIdx.x]; }"),
     "a write before an array": ("outside of any allocation", "st.global", 1,
         "float* x) { x[-1] = 1; }"),
@@ -28,18 +28,18 @@ WRONG = {
         "char* x) { *(float*)(x + 2) = 1; }"),
     "a misaligned vector": ("write of 16 bytes at .* misaligned", "st.global.v4", 1,
         "float* x) { *(float4*)(x + 2) = float4{1, 2, 3, 4}; }"),
-    "a write behind shared memory": ("outside of the block's 128 bytes", "st.*shared", 64,
+    "a write past shared memory": ("outside of the block's 128 bytes", "st.*shared", 64,
         "float* x) { __shared__ float s[32]; ((volatile float*)s)[threadIdx.x] = 1; }"),
-    "a read behind dynamic shared memory": ("outside of the block's 252 bytes", "ld.*shared", 64,
+    "a read past dynamic shared memory": ("outside of the block's 252 bytes", "ld.*shared", 64,
         "float* x) { extern __shared__ volatile float s[]; x[threadIdx.x] = s[threadIdx.x]; }"),
-    "a write behind local memory": ("local memory at", "st.*local", 1,
+    "a write past local memory": ("local memory at", "st.*local", 1,
         "float* x) { int v[4]; ((volatile int*)v)[int(x[0]) + 9] = 1; }"),
-    "barriers of other halves of warps": ("different barriers", "bar", 96,
+    "halves of a warp at different barriers": ("different barriers", "bar", 96,
         'float* x) { if (threadIdx.x < 16 || threadIdx.x > 79) asm volatile("bar.sync 2, 32;");'
         'else asm volatile("bar.sync 1, 64;"); x[threadIdx.x] = 1; }'),
-    "a barrier of a part of a warp": ("for 40 threads", "bar", 64,
+    "a barrier for a part of a warp": ("for 40 threads", "bar", 64,
         'float* x) { asm volatile("bar.sync 1, 40;"); }'),
-    "barriers apart in a warp": ("different barriers", "bar", 64,
+    "a barrier in each branch of a warp": ("different barriers", "bar", 64,
         "float* x, int n) { if (threadIdx.x < n) __syncthreads();"
         "else { x[threadIdx.x] = 1; __syncthreads(); } x[threadIdx.x] = 1; }"),
     "a lane that is not in its own mask": ("not in its own mask", "warp.sync", 32,
@@ -64,13 +64,13 @@ def test_threads_that_wait_for_ever_are_reported():
         launch(body, cupy.zeros(1, "f"), block=64)
 
 
-def test_shared_memory_of_a_block_that_has_ended_is_not_read():
+def test_reading_shared_memory_of_a_block_that_has_ended_is_an_error():
     body = "float* x) { __shared__ float s[1]; s[0] = 1; %s if (rank == 0) return; %s x[0] = v; }"
     with raises(LINE.format("which has ended", "ld.shared::cluster")):
         launch(body % (RANK, REMOTE), cupy.zeros(1, "f"), grid=2, head="__cluster_dims__(2, 1, 1)")
 
 
-def test_memory_of_another_device_is_not_read():
+def test_accessing_memory_of_another_device_is_an_error():
     with softgpu.settings(devices=2):
         with cupy.cuda.Device(1):
             there = cupy.zeros(10, "f")
@@ -87,18 +87,18 @@ PLAIN = "float* x) { x[0] = 1; }"
 REFUSED = {
     "too many threads": ("a block of 1025", PLAIN, {"block": 1025}),
     "no threads": ("a block of 0", PLAIN, {"block": 0}),
-    "more than it is compiled for": ("at most 64", PLAIN, {"block": 96, "head": OF_64}),
+    "more threads than compiled for": ("at most 64", PLAIN, {"block": 96, "head": OF_64}),
     "no blocks": ("a grid of 0", PLAIN, {"grid": 0}),
     "too much shared memory": ("49153 bytes of dynamic", PLAIN, {"shared": 49153}),
     "clusters that do not divide the grid": ("in clusters of 2", PLAIN, {"grid": 3, "head": TWO}),
-    "clusters of 16 not asked for": ("CLUSTER_SIZE", PLAIN, {"grid": 16, "head": SIXTEEN}),
+    "clusters of 16 not enabled": ("CLUSTER_SIZE", PLAIN, {"grid": 16, "head": SIXTEEN}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_launch_that_a_gpu_refuses_is_refused(what):
     error, body, options = REFUSED[what]
-    with softgpu.settings(streams="late"), raises(error):  # at once, also with late streams
+    with softgpu.settings(streams="late"), raises(error):  # at the launch, even if streams are late
         launch(body, cupy.zeros(1, "f"), **options)
 
 
@@ -114,7 +114,7 @@ NOT_WAITED = {
     "a copy": ("touches an array", "cp.async", f"{ASYNC} {WAIT}"),
     "a prefetch": ("touches an array", "prefetch",
         f'asm volatile("prefetch.global.L2 [%0];" :: "l"(x)); {WAIT}'),
-    "a thread that waits for others": ("touches an array", "st",
+    "a wait in another thread": ("touches an array", "st",
         f"if (threadIdx.x == 0) {{ {WAIT} }} __syncthreads(); x[threadIdx.x] = 1;"),
     "a thread that ends": ("ends without griddepcontrol.wait", "ret",
         f"if (threadIdx.x < 31) {{ {WAIT} x[threadIdx.x] = 1; }}"),
@@ -137,11 +137,11 @@ def test_a_thread_of_an_early_launch_must_wait_before_it_touches_an_array_or_end
     x = cupy.zeros(32, "f")
     with raises(LINE.format(error, instruction)):
         launch_early(EARLY % body, x)
-    launch(EARLY % body, x)  # an ordinary launch waits for nothing
+    launch(EARLY % body, x)  # an ordinary launch need not wait
     launch_early(EARLY % f"{WAIT} {body}", x)
 
 
-def test_early_launches_need_capability_9_0_and_have_no_other_attribute():
+def test_early_launches_need_capability_9_0_and_other_attributes_are_refused():
     x, body = cupy.zeros(32, "f"), EARLY % WAIT
     with raises("INVALID_VALUE.* attribute 4 "):
         launch_early(body, x, attribute=4)
@@ -154,7 +154,7 @@ def test_parameters_of_another_size_are_refused():
         launch("float* x, int n) { x[0] = n; }", cupy.zeros(1, "f"), np.int64(1))
 
 
-def test_clusters_of_16_run_where_they_are_enabled_and_find_room():
+def test_clusters_of_16_run_if_they_are_enabled_and_there_is_room():
     compiled, x = kernel("int* x) { atomicAdd(x, 1); }", SIXTEEN), cupy.zeros(1, "i")
     cupy.cuda.driver.funcSetAttribute(compiled.kernel.ptr, 14, 1)
     compiled((32,), (1,), (x,))
@@ -194,7 +194,7 @@ COPY = """float* x) { __shared__ float s[64];
 
 
 @pytest.mark.parametrize("copies", ["early", "late"])
-def test_a_wait_for_too_few_copies_shows_where_copies_are_late(copies):
+def test_a_wait_for_too_few_copies_gives_wrong_results_if_copies_are_late(copies):
     with softgpu.settings(copies=copies):
         for left in (0, 1):
             x = cupy.asarray(np.arange(64, dtype="f"))

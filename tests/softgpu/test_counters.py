@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counters of launches, against numbers derived from the kernel's text."""
+"""Counters of launches have the numbers that follow from a kernel's text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.softgpu.launching import cupy, launch
 
 
 def counts(body: str, *arrays, **options):
-    """Return the one launch, and its accesses to each array."""
+    """Run a kernel; return its counted launch, and the accesses to each array."""
     with counting() as launches:
         launch(body, *arrays, **options)
     (recorded,) = launches
@@ -36,7 +36,7 @@ def test_bytes_and_sectors_of_each_array_are_counted():
     assert read.end - read.begin == 4096
 
 
-def test_bytes_that_are_read_again_are_distinct_once():
+def test_bytes_that_are_read_again_count_once_as_distinct():
     x, y = cupy.zeros(32, "f"), cupy.zeros(1, "f")
     body = "volatile float* x, float* y) { float v = x[threadIdx.x] + x[31]; if (v > 0) y[0] = v; }"
     _, read, written = counts(body, x, y, grid=3)
@@ -44,7 +44,7 @@ def test_bytes_that_are_read_again_are_distinct_once():
     assert numbers(written) == (0,) * 6
 
 
-def test_sectors_of_bfloat16_are_half_those_of_float32():
+def test_arrays_of_16_bits_have_half_the_sectors_of_arrays_of_32_bits():
     x, y = cupy.zeros(64, "u2"), cupy.zeros(64, "u4")
     body = "const unsigned short* x, unsigned* y) { y[threadIdx.x] = x[threadIdx.x]; }"
     _, read, written = counts(body, x, y, block=64)
@@ -88,17 +88,17 @@ def test_conflicts_of_banks_are_counted(access):
     assert recorded.shared_loads == Shared(0, 0, 0)
 
 
-def test_instructions_are_those_of_the_lanes_that_take_part():
+def test_an_instruction_is_executed_only_by_lanes_that_take_part():
     plain, x = "int* x) { if (threadIdx.x < n) x[threadIdx.x] = 1; }", cupy.zeros(32, "i")
     all_lanes, _ = counts(plain.replace("n)", "32)"), x)
     one, _ = counts(plain.replace("n)", "1)"), x)
-    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # one is a branch that no lane takes
+    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # no lane takes the branch
     assert one.executed < all_lanes.executed
     three, _ = counts(plain.replace("n)", "32)"), x, grid=3)
     assert (three.issued, three.threads) == (3 * all_lanes.issued, 96)
 
 
-def test_nothing_is_counted_otherwise():
+def test_launches_are_counted_only_within_the_block():
     with counting() as launches:
         pass
     launch("int* x) { x[0] = 1; }", cupy.zeros(1, "i"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Right and wrong messages between the blocks of a cluster, which an mbarrier counts."""
+"""Right and wrong ways to send data between the blocks of a cluster by means of mbarriers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_messages_have_arrived_after_the_wait():
 AGAIN = SEND.replace("100 *", "7 *")
 WRONG = {
     "no wait": (without(WAIT), "a race for shared memory|which has ended"),
-    "a fence is missing": (without(FENCE), "a race for shared memory|no mbarrier has begun"),
-    "no barrier of the cluster": (without(MEET), "a race for shared|no mbarrier has begun"),
+    "a fence is missing": (without(FENCE), "a race for shared memory|no mbarrier is initialized"),
+    "no barrier of the cluster": (without(MEET), "a race for shared|no mbarrier is initialized"),
     "sent again to a block that reads": (without(READ, READ + AGAIN), "a race for shared memory"),
     "nothing is expected": (without(EXPECT), "for ever.* 1 arrivals and -256 bytes are missing"),
     "too much is expected": (
@@ -63,11 +63,11 @@ WRONG = {
     ),
     "expected twice": (
         without(EXPECT, EXPECT.replace("256", "260") * 2),
-        "more arrive at an mbarrier than it has begun with",
+        "an mbarrier gets more arrivals than its count",
     ),
     "nobody waits": (
         PARTS[:-2],
-        "a block ends that has not waited for what is sent|which has ended",
+        "a block ends without waiting for what is sent|which has ended",
     ),
 }
 
@@ -80,7 +80,7 @@ def test_wrong_messages_are_detected_in_every_order_of_threads(what):
             run(parts, *order)
 
 
-def test_no_message_is_sent_to_a_block_that_has_ended():
+def test_sending_to_a_block_that_has_ended_is_an_error():
     parts = [BEGIN, FENCE, MEET, "if (blockIdx.x == 1) return;", asm("bar.sync 0"), SEND]
     with raises(r"(?s)block 1 of the cluster, which has ended.*PTX line \d+: .*st.async"):
         run(parts, "reverse")

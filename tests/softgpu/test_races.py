@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The race check: which operations order two accesses, in every order of threads."""
+"""The race check finds unordered accesses, and only those, in every order of threads."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def copy(to: str, source: str) -> str:
 
 
 def pair(last: str) -> str:
-    """Return a kernel whose two halves of the block synchronize at barriers 1 and 2."""
+    """Return a kernel: half of a block waits at barrier 1, the other half at barrier 2."""
     return f"{S} v[t] = t; if (t < 64) {asm('bar.sync 1, 64')} else {asm('bar.sync 2, 64')} {last}"
 
 
-# The kernel's text, and its launch options if it is not one block of 64 threads.
+# A kernel's text, and the launch options that differ from one block of 64 threads.
 ORDERED = {
     "a barrier": (S + "v[t] = t; __syncthreads(); x[t] = v[t ^ 33];", {}),
     "a barrier after a read": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33];"
         "__syncthreads(); v[t] = r;", {}),
     "a barrier of the warp": (S + "v[t] = t; __syncwarp(); x[t] = v[t ^ 1];", {}),
     "a barrier of half the block": (pair("x[t] = v[t ^ 33];"), {"block": 128}),
-    "arriving, and waiting": (S + f"if (t < 32) {{ v[t] = t; {asm('bar.arrive 1, 64')} }}"
+    "one warp only arrives": (S + f"if (t < 32) {{ v[t] = t; {asm('bar.arrive 1, 64')} }}"
         f"else {{ {asm('bar.sync 1, 64')} x[t] = v[t - 32]; }}", {}),
     "atomic operations": ("int* x) { atomicAdd(x, 1);", {"grid": 2}),
-    "other halves of a word": ("short* x) { __shared__ short s[64]; volatile short* v = s;"
+    "different halves of a word": ("short* x) { __shared__ short s[64]; volatile short* v = s;"
         "v[threadIdx.x] = 1; x[threadIdx.x] = v[threadIdx.x];", {}),
     "a cluster's barrier": (S + f"v[t] = t; {ARRIVE} {LEAVE} {REMOTE} {ARRIVE} {LEAVE}",
         {"grid": 2, "head": TWO}),
@@ -68,9 +68,9 @@ RACES = {
     "one of many readers overwrites": (S + "if (t == 0) v[0] = 3; __syncthreads(); int r = v[0];"
         "if (t == 40) v[0] = r + 1; x[t] = r;", {}),
     "a barrier of the other half": (pair("x[t] = v[t ^ 65];"), {"block": 128}),
-    "a write behind the arrival": (S + f"if (t < 32) {{ {asm('bar.arrive 1, 64')} v[t] = t; }}"
+    "a write after the arrival": (S + f"if (t < 32) {{ {asm('bar.arrive 1, 64')} v[t] = t; }}"
         f"else {{ {asm('bar.sync 1, 64')} x[t] = v[t - 32]; }}", {}),
-    "a word over its halves": (S + "((volatile short*)s)[t] = t; if (t < 32) x[t] = v[t];", {}),
+    "a word, and its halves": (S + "((volatile short*)s)[t] = t; if (t < 32) x[t] = v[t];", {}),
     "an atomic operation and a plain read": ("volatile int* x) { atomicAdd((int*)x, 1);"
         "x[64 + threadIdx.x] = x[0];", {}),
     "blocks that write the same": ("int* x) { x[threadIdx.x] = blockIdx.x;", {"grid": 2}),
@@ -78,7 +78,7 @@ RACES = {
         "threadIdx.x; int r = x[t + (64 ^ b)]; x[t + b] = r;", {"grid": 2}),
     "a cluster's barrier that is relaxed": (S + f"v[t] = t; {RELAXED} {LEAVE} {REMOTE} {ARRIVE}"
         f"{LEAVE}", {"grid": 2, "head": TWO}),
-    "a write behind the arrival at a cluster's barrier": (S + f"v[t] = t; {ARRIVE} v[t] = 7;"
+    "a write after the arrival at a cluster's barrier": (S + f"v[t] = t; {ARRIVE} v[t] = 7;"
         f"{LEAVE} {REMOTE} {ARRIVE} {LEAVE}", {"grid": 2, "head": TWO}),
     "a copy that nobody waits for": (S + copy("s + t", "x + t") + COMMIT + "x[t] = v[t];", {}),
     "a copy, a wait, no barrier": (S + copy("s + t", "x + t") + COMMIT + WAIT
@@ -87,7 +87,7 @@ RACES = {
         + "x[t + 64] = v[t ^ 33];", {}),
     "a wait for too few copies": (S + copy("s + t", "x + t") + COMMIT + copy("s + 64 + t", "x + t")
         + COMMIT + asm("cp.async.wait_group 1") + "x[t] = v[64 + t];", {}),
-    "a copy over what others read": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33];"
+    "a copy that overwrites what others read": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33];"
         + copy("s + t", "x + 64 + t") + COMMIT + WAIT + "x[t] = r;", {}),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ TICKETS = "int* x) { x[1 + atomicAdd(x, 1)] = blockIdx.x * 64 + threadIdx.x; }"
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "serial", "reverse", "random"])
-def test_threads_that_do_not_wait_for_each_other_show_in_some_schedule(schedule):
+def test_a_missing_wait_between_threads_gives_wrong_results_in_some_schedule(schedule):
     in_step = schedule == "lockstep"
     waits = [("", 1, in_step), ("__syncwarp();", 1, True), ("__syncthreads();", 32, True)]
     with softgpu.settings(schedule=schedule):
@@ -49,7 +49,7 @@ def order(**settings):
         return x.get()[1:].tolist()
 
 
-def test_schedules_and_seeds_are_different_orders():
+def test_schedules_and_seeds_give_different_orders():
     seeds = [order(schedule="random", seed=seed) for seed in (1, 2, 3)]
     assert seeds == [order(schedule="random", seed=seed) for seed in (1, 2, 3)]
     orders = [*seeds, order(), order(schedule="reverse")]

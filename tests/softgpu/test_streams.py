@@ -89,7 +89,7 @@ def test_the_default_stream_and_blocking_streams_wait_for_each_other(waits):
     cupy.cuda.Device().synchronize()  # before x is freed
 
 
-def test_parameters_are_those_at_the_launch():
+def test_a_launch_copies_its_parameters_at_once():
     x, stream, n = filled(0), free_stream(), np.full(1, 5, "i")
     launch(ADD, x, n, stream=stream)
     n[0] = 7
@@ -115,7 +115,7 @@ def test_memory_is_freed_in_the_order_of_its_own_stream():
         x = cupy.ones(32, "i")
     other.wait_event(stream.record())
     add(x, 1, other)
-    del x  # `other` still needs it
+    del x  # work on `other` still needs it
     stream.synchronize()
     with raises("ILLEGAL_ADDRESS.*outside of any allocation"):
         other.synchronize()
@@ -167,7 +167,7 @@ def test_a_capture_refuses_calls_that_a_gpu_refuses():
             stream.end_capture()
 
 
-def test_a_call_of_cunorm_is_ordered_on_the_current_stream_alone():
+def test_a_call_of_cunorm_runs_on_the_current_stream_alone():
     given = np.random.default_rng(0).standard_normal((300, 257)).astype("f")
     stream = free_stream()
     with stream:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operations of several threads, and local and shared memory."""
+"""Operations of several threads together, local memory, and shared memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from tests.softgpu.launching import cupy, launch
 
 
-def test_shuffles_and_barriers_join_threads():
+def test_shuffles_and_barriers_pass_values_between_threads():
     body = """int* x) { __shared__ int s[2]; int v = threadIdx.x;
         for (int k = 16; k; k /= 2) v += __shfl_down_sync(~0u, v, k);
         if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = v; __syncthreads();

@@ -30,8 +30,8 @@ __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound
 class Expected(NamedTuple):
     """The exact results of a norm, and bounds of a kernel's errors.
 
-    `errors` are without the rounding of the store, and broadcast to the field's shape. The error of
-    a sum over rows is a pair: the sum of the summands' magnitudes, and a further error.
+    `errors` has each field's error before it is stored, which broadcasts to the field's shape. The
+    error of a sum over rows is a pair: the sum of the summands' magnitudes, and a further error.
     """
 
     exact: Any
@@ -49,7 +49,7 @@ class Expected(NamedTuple):
         return error + rounding(np.abs(exact) + error, dtype, self.compute)
 
     def check(self, result: Any) -> dict[str, float]:
-        """Check all fields but None; return each field's worst error in units of its bound."""
+        """Check fields that are not None; return each field's worst error in units of its bound."""
         worst = {}
         for name, actual in result._asdict().items():
             if actual is None:
@@ -67,9 +67,9 @@ class Expected(NamedTuple):
 def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a NormForward of NumPy arrays against the oracle; fields that are None are skipped.
 
-    Takes x, weight, bias, residual, and `row_errors.Options`: eps, without default, and the keyword
-    arguments of cunorm.normalize. For `l2_norm`, pass c=1 and eps/d. Returns the worst error of
-    each field in units of its bound.
+    Takes x, weight, bias, residual, and `row_errors.Options`: eps, which has no default, and the
+    keyword arguments of cunorm.normalize. For `l2_norm`, pass c=1, and eps divided by the width.
+    Returns the worst error of each field in units of its bound.
     """
     return expected_forward(*given, **options).check(result)
 
@@ -78,8 +78,8 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a NormGrads of NumPy arrays against the oracle; fields that are None are skipped.
 
     Takes dy, x, weight, bias, d_residual and options. x is the array that was normalised: the
-    forward's residual if there is one, and x_dtype is then the dtype of the forward's x, to which
-    round_before_weight rounds. Exact statistics are computed from x, whatever statistics the kernel
+    forward's residual if there is one. Then x_dtype is the dtype of the forward's x, to which
+    round_before_weight rounds. Exact statistics are computed from x, not from those that the kernel
     got. Returns the worst error of each field in units of its bound.
     """
     return expected_backward(*given, **options).check(grads)

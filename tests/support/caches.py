@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The state of a new process: no known compiler, no loaded kernel, an empty cache folder."""
+"""Give tests the state of a new process: no known compiler, no loaded kernel, an empty cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def script(folder: Path, text: str) -> str:
 
 @cache
 def copies() -> str:
-    """Return the script of a compiler that only copies the library of `check`."""
+    """Return a fake compiler's script: it copies the library that `check` needs."""
     with pytest.MonkeyPatch.context() as patch:
         with_empty_caches(patch)
         check()
@@ -65,7 +65,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
 
 @contextmanager
 def separate_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
-    """Use a cache in a folder, and a shell script as compiler: by default that of `copies`."""
+    """Use a cache in a folder, and a shell script as compiler: by default `copies()`."""
     environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
     cache = folder / "cache"
     with fresh_process(CUNORM_CACHE_DIR=cache, **environment):

@@ -212,7 +212,7 @@ def call_of(name: str, shape: Any = None, kind: str = "numpy", **options: Any) -
 
 
 def _result_type(name: str) -> Any:
-    """Return the type of a function's result, None if it is y alone."""
+    """Return the type of a function's result, None if the function returns y alone."""
     if name.startswith("add_"):
         return AddNorm
     direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
@@ -239,7 +239,7 @@ class CallCache:
 
 
 def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
-    """Replace the cache of calls by an empty one, and return the empty one."""
+    """Replace the cache of calls by an empty cache, and return the empty cache."""
     cache = CallCache()
     monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
     monkeypatch.setattr(internals._dispatch, "rows_entry", lru_cache()(lambda *key: []))
@@ -262,7 +262,7 @@ def cached_calls_only() -> Iterator[None]:
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the named pointers of each launch; copies of operands fail."""
+    """Return a list that gets the named pointers of each launch; copying an operand fails."""
     launches = []
     loaded = internals._dispatch._loaded
 

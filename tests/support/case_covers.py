@@ -53,7 +53,7 @@ def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> lis
 
 
 def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
-    """Return the choices of each factor; a seeded cover has more."""
+    """Return the choices of each factor; a seeded cover has more choices."""
     factors = {**FACTORS[kernel], **fixed}
     if not is_seeded:
         return factors
@@ -115,7 +115,7 @@ _OF_GROUPS_BUILT = _FIXED | {"activation": (None, "silu"), "channels_last": (Tru
 def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
     """Return a cover of the compiled factors; the activations rotate."""
     fixed = _OF_GROUPS_BUILT if "group" in kernel else _OF_ROWS
-    if "backward" in kernel and seed is None:  # float16 is left to dy
+    if "backward" in kernel and seed is None:  # only dy may be float16
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
     fixed = fixed | more
     fixed = {

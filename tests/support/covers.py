@@ -23,10 +23,10 @@ def everything(factors: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
 def pairwise(
     factors: Mapping[str, Sequence[Any]], relevant: Callable[[Case], Case] = dict
 ) -> list[Case]:
-    """Return combinations in which every two choices of different factors meet.
+    """Return cases such that every two choices of different factors occur together in some case.
 
-    Some choices make others idle. `relevant` drops idle choices from (a part of) a case.
-    Two choices meet in a case if neither is idle; pairs that cannot meet are skipped.
+    Some choices make others idle. `relevant` drops idle choices from a case or part of a case. An
+    idle choice does not count as occurring; pairs that cannot occur together are skipped.
 
     The algorithm is greedy: each case starts from a missing pair. From every other factor it takes
     the choice that adds most missing pairs; of several such choices, the least used. The same
@@ -55,7 +55,7 @@ def pairwise(
             if name not in case:
                 case[name] = max(factors[name], key=partial(gain, case, pair, name))
         live = relevant(case).items()
-        if not pair <= live:  # one of the two makes the other idle
+        if not pair <= live:  # a choice of the pair makes the other idle
             del missing[pair]
             continue
         for both in combinations(live, 2):

@@ -49,8 +49,8 @@ FACTORS = COMMON | {
     "gate_position": ["pre", "post"],
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
-# Samples, positions and channels. Cores of a CPU share the samples of some of these shapes. The
-# results of some are too large for a cache.
+# Samples, positions and channels. With some of these shapes, cores of a CPU share samples; with
+# some, results are too large for a cache.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,
@@ -95,12 +95,12 @@ def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Ke
 
 
 def loaded_builds(macro: str) -> list[KernelBuild]:
-    """Return the builds loaded for a CPU that define a macro."""
+    """Return the builds that are loaded for a CPU and define a macro."""
     return [build for build in _compile.loaded.values if macro in dict(build.macros)]
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Return whether a CPU's build has non-temporal stores, as calls that move much have."""
+    """Return whether a CPU's build has non-temporal stores, which large calls use."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 
@@ -123,7 +123,7 @@ def cases() -> list[Case]:
     found = []
     for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
         accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
-        if "d_residual" in accepted:  # `warmup` takes its forward's options
+        if "d_residual" in accepted:  # `warmup` also takes the forward's options
             accepted |= {"residual", "residual_dtype"}
         if case.get("residual") == "auto" and case["op"].startswith("add_"):
             case["residual_dtype"] = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Error bounds of an activation g and its derivative g'.
 
-g' is a sum of at most two terms. One of them, T, is a product with the derivative of an
-exponential's argument a(z). In the exponential's tail, the rounding of a(z) matters.
+g' is a sum of at most two terms. One of them, T, contains an exponential of an argument a(z), and
+the derivative of a(z) as a factor. In the exponential's tail, the rounding of a(z) matters.
 
     sigmoid, tanh   g' = T                  a = z, 2z
     silu            g' = s(z) + T           a = z           T = z * s'(z)
@@ -46,7 +46,7 @@ def gate_of(z: Array, activation: str, dtype: str, compute: str) -> Gate:
 def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16") -> Array:
     """Bound the error of g(z): 4 ulp of g(z), and 2 u of abs(z * T).
 
-    exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
+    exp, tanh or erfc is within 2 ulp; a sum, a division and the product with z round once each.
     An exponential's argument is a rounded product with a rounded constant. A gate of a wider dtype
     is rounded first. Subnormal numbers may become 0, because CUDA flushes them.
     """
@@ -65,9 +65,9 @@ def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
     The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each term is
-    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The rounding of the argument a changes
-    the exponential by 2 u of a, and a is at most z * a'. A factor that is flushed to 0 has a
-    cofactor of z**3 at most.
+    e / (1 + e)**2 or similar, with an exponential e: 4 u for e, and 4 roundings. The rounding of
+    e's argument a changes e by 2 u of a, and a is at most z * a'. If a factor is flushed to 0,
+    the product of the others is at most z**3.
     """
     if activation in EXACT:
         return np.zeros(z.shape)
@@ -93,7 +93,7 @@ def exponential_term(z: Array, activation: str) -> tuple[Array, Array]:
 
 
 def _clipped(z: Array) -> Array:
-    """Clip z to where exponentials are 0 and products with z are finite."""
+    """Clip z to limits at which exponentials are already 0, but products with z still finite."""
     return np.clip(z, -1000.0, 1000.0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of CuPy, PyTorch and JAX on a GPU and of NumPy, for tests that run on each."""
+"""Arrays of CuPy, PyTorch and JAX on a GPU, and of NumPy, for tests that use all of these."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnNumpy:
 
 
 class OnCupy:
-    """Copies arrays between NumPy and CuPy, through integers, as CuPy may lack bfloat16."""
+    """Copies arrays between NumPy and CuPy, as integers, because CuPy may lack bfloat16."""
 
     is_gpu = True
     behind = 0

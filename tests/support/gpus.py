@@ -7,7 +7,7 @@ from tests.support.internals import Features, GpuCaps, features_of
 
 SM_COUNT = 132
 L2_BYTES = 50 << 20
-# The largest shared memory of a block and that of a multiprocessor, in KiB, from the "CUDA C++
+# The largest shared memory of a block, and of a multiprocessor, in KiB, from the "CUDA C++
 # Programming Guide".
 _SHARED = {
     "75": (64, 64),
@@ -24,7 +24,7 @@ ARCHITECTURES = tuple(_SHARED)
 def limits_of(
     architecture: str, features: Features | None = None, sm_count: int = SM_COUNT
 ) -> GpuCaps:
-    """Return the caps of a GPU; without `features`, it has the default ones."""
+    """Return the caps of a GPU, by default with its architecture's default features."""
     block, multiprocessor = (kib << 10 for kib in _SHARED[architecture])
     features = features_of(architecture) if features is None else features
     threads = (

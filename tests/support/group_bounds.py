@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Error bounds of a group norm.
 
-A group of a sample, with D channels and R positions, is like a row of a row norm. Without an
-activation, n = weight * xhat + bias and the gradients for h = dy have the bounds of `row_errors`.
+A group of a sample, with D channels and R positions, is like a row of a row norm. If there
+is no activation, n = weight * xhat + bias, n's gradient h is dy, and `row_errors` has the bounds.
 
 An activation phi propagates the error of n and adds its own: y = phi(n) in the forward, h = dy *
 phi'(n) in the backward. This h has the role that dy * g has in a row norm with a post-gate g.
@@ -31,7 +31,7 @@ def check_group_forward(result: Any, *given: Any, **options: Any) -> dict[str, f
 def check_group_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a GroupNormGrads as `check_backward` does; takes dy and the arguments of the forward.
 
-    The kernel's mean is assumed to be within half an ulp.
+    The kernel's mean is assumed to be within half an ulp of the exact mean.
     """
     return expected_group_backward(*given, **options).check(grads)
 
@@ -84,7 +84,7 @@ def expected_group_backward(
 
 
 def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> Rows:
-    """Return a group norm without activation as a layer norm of groups of whole samples."""
+    """Return a group norm without activation as a layer norm; a row is a sample, in groups."""
     first = np.moveaxis(x, channel_axis, 1)
     parameters = (
         None if p is None else np.repeat(p, math.prod(first.shape[2:])) for p in (weight, bias)
@@ -95,7 +95,7 @@ def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> Rows:
 
 
 def like(x: Array, rows: Array, channel_axis: int) -> Array:
-    """Return rows, which broadcast to [N, G, D * R], in the shape and axis order of x."""
+    """Broadcast rows to all elements, and return them in the shape and axis order of x."""
     shape = np.moveaxis(x, channel_axis, 1).shape
     full = np.broadcast_to(rows, (*rows.shape[:2], math.prod(shape[1:]) // rows.shape[1]))
     return np.moveaxis(full.reshape(shape), 1, channel_axis)
@@ -118,7 +118,7 @@ def activation_slope(rows: Rows, activation: str) -> Gate:
     The backward recomputes n from the rounded mean, with the error of the forward. The mean's
     rounding error, at most half an ulp, is known only after the pass over x, and that pass already
     needs phi'. The rounding error therefore affects phi', while xhat is corrected. If weight is 0,
-    n is exactly bias, on the right side of relu's corner. On the wrong side phi' is off by 1.
+    n is exactly bias, on the right side of relu's corner; on the wrong side, phi' is off by 1.
     Arithmetic with the inexact h adds the 8 ulp of `row_errors`.
     """
     shift = np.abs(rows.w) * rows.rstd * 0.5 * ulp(rows.mean, rows.compute)

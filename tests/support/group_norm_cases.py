@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Plain calls of the group norm, the memory layout of its channels, and copies of operands."""
+"""Helpers for group norms: plain calls, layouts of channels in memory, a list of copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.operands import optional
 
 
 def laid_out(array: Any, channel_axis: int, memory: str) -> Any:
-    """Return a copy with the same axes, whose channels are last or first in memory."""
+    """Return a copy with the same axes; in memory, its channels are last or first."""
     there = {"last": -1, "first": 1}[memory]
     dense = np.array(np.moveaxis(array, channel_axis, there), order="C")
     return np.moveaxis(dense, there, channel_axis)
@@ -49,7 +49,7 @@ def run(
     forward: dict[str, Any] | None = None,
     backward: dict[str, Any] | None = None,
 ) -> Results:
-    """Run both directions with float32 parameters and silu, and with further arguments of each."""
+    """Run both directions with float32 parameters and silu; add options of each."""
     channels = x.shape[channel_axis]
     weight, bias = (put(optional(name, channels, "float32")) for name in ("weight", "bias"))
     options = {"activation": "silu", "channel_axis": channel_axis}

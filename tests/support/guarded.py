@@ -15,7 +15,7 @@ from tests.support.gpu_arrays import OnNumpy
 _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0  # PROT_NONE
 _mprotect = None
-if sys.platform != "win32":  # on Windows, no page faults
+if sys.platform != "win32":  # on Windows, no page is protected
     _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
     _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 

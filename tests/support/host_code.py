@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops that call the CPU build's headers, compiled for several machines; and roundings."""
+"""Compile and run loops that call the CPU build's headers, on several machines; roundings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runs_here(machine: str) -> bool:
 
 
 def for_machine(machine: str) -> tuple[str, ...]:
-    """Return the shipped options of the CPU build, with another -march and loops exported."""
+    """Return the shipped options of the CPU build, with another -march, and exported loops."""
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     return (f"-march={machine}", *_compile._OPTIONS, "-fvisibility=default")
@@ -43,8 +43,8 @@ def for_machine(machine: str) -> tuple[str, ...]:
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:
     """Compile a probe of the kernels' headers, and return the path of the library.
 
-    The headers are those of the CPU build. With `device`, the text of a stand-in for CUDA, the
-    headers are those of a GPU's build.
+    By default the headers are those of the CPU build; with `device`, the text of a stand-in for
+    CUDA, they are those of a GPU's build.
     """
     host = (folder,) if device else (folder, HOST)
     (folder / "probe.cu").write_text(text)
@@ -64,7 +64,7 @@ def loaded(library: Path) -> Callable[..., Any]:
     functions = ctypes.CDLL(os.fspath(library))
 
     def run(name: str, values: Any, *dtypes: Any) -> Any:
-        padded = np.pad(values, (0, -len(values) % 64), mode="edge")  # whole vectors
+        padded = np.pad(values, (0, -len(values) % 64), mode="edge")  # to whole vectors
         out = [np.zeros(len(padded), dtype) for dtype in dtypes or (values.dtype,)]
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (padded, *out))
         getattr(functions, name)(*pointers, ctypes.c_longlong(len(padded)))
@@ -104,7 +104,7 @@ def nearest_even(narrow: str, values: Any) -> Any:
 
 
 def around_every_rounding_boundary(narrow: str, dtype: type) -> Any:
-    """Return the values of `narrow`, their midpoints, and all neighbours in dtype, signed."""
+    """Return `narrow`'s values and midpoints, and their neighbours in `dtype`, of both signs."""
     table = magnitudes(narrow)
     with np.errstate(over="ignore", under="ignore"):
         centres = np.concatenate([table, (table[:-1] + table[1:]) / 2]).astype(dtype)

@@ -198,7 +198,7 @@ _CPU = CpuCaps(last_cache_bytes=32 << 20)
 
 
 def cpu_launch(types, shape):
-    """Return a launch on a CPU, and the number of parts that threads share of each row."""
+    """Return a launch on a CPU, and into how many parts each row is cut for the threads."""
     planned = _cpu_plan.cpu_launch(types, shape, _CPU)
     return planned.launch, planned.row_parts
 
@@ -229,7 +229,7 @@ cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
 
 
 def host_frameworks():
-    """Return the adapters of host arrays, torch's where torch is installed."""
+    """Return the adapters of host arrays; torch's only if torch is installed."""
     torch = [import_module("cunorm._arrays.torch").TorchAdapter] if find_spec("torch") else []
     return (NumpyAdapter, DLPackAdapter, *torch)
 
@@ -240,6 +240,6 @@ def view_at(pointer, spec):
 
 
 def workspace_size(compute, rows, sm_count):
-    """Return the bytes of one parameter's partial sums; without sm_count, those on a CPU."""
+    """Return the bytes of one parameter's partial sums; on a CPU if sm_count is None."""
     caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
     return workspace_bound(Geometry((), compute, 0, rows), 1, caps)

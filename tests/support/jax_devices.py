@@ -65,7 +65,7 @@ def check_shard_map(mesh):
 
 
 def check_frozen_operands_in_shard_map(mesh):
-    """Check the gradient of each operand of two norms, each requested alone."""
+    """Check each gradient of two norms alone, while the other operands are frozen."""
     other = jnp.flip(WEIGHT)
 
     def total(norm, x, weight, other):

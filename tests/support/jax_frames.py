@@ -53,7 +53,7 @@ def _specs(text: str) -> list[Any]:
 
 
 class Api:
-    """An XLA FFI API with one stream; it records errors."""
+    """A fake of XLA's FFI API, with one stream; it records errors."""
 
     def __init__(self, version: tuple[int, int] = _xla_structs.KNOWN, stream: int = STREAM) -> None:
         self.errors: list[str] = []
@@ -82,7 +82,7 @@ class Api:
 
 
 class Frame:
-    """A call frame with the addresses of arguments and results, and the op's text."""
+    """A fake call frame: the addresses of arguments and results, and the op's text."""
 
     def __init__(
         self, api: Api, text: str, arguments: list[int], results: list[int], stage: int = 3
@@ -104,7 +104,7 @@ class Frame:
 
     def handle(self, run: Any) -> int | None:
         """Pass the frame to a handler that does not know its API yet."""
-        _handler._known_apis.clear()  # XLA's own API never moves
+        _handler._known_apis.clear()  # XLA's API keeps its address, the fakes do not
         return _handler.handler(run)(ctypes.addressof(self.frame))
 
     def _keep(self, thing: Any) -> Any:

@@ -35,7 +35,7 @@ class ForeignBefore1(Foreign):
 
 
 class OnDlpack(OnNumpy):
-    """Foreign objects, whose results are NumPy arrays; those of bfloat16 wrap torch tensors."""
+    """Foreign objects, which wrap NumPy arrays (of bfloat16: tensors); results are NumPy arrays."""
 
     def put(self, array: Any) -> Any:
         return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)

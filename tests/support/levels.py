@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Optimisation levels of CPU builds in tests: O0, unless a test is marked `compiled`.
+"""Optimisation levels of CPU builds in tests: O0, or the level in a test's mark `compiled`.
 
 Each level has its own loaded kernels, so that no test runs a build of another level.
 """
@@ -18,7 +18,7 @@ from tests.support.internals import OnceMap, _compile, _compiler, _dispatch, _fi
 
 BUDGET = {"O0": 560, "O1": 4, "O3": 25}  # builds of a whole run at each level
 
-# GCC ignores the compiled form where it does not fit the other options.
+# GCC ignores the precompiled form of these headers if it does not fit the other options.
 _SYSTEM_HEADERS = (_compile._HOST / "intrinsics.h").read_text("utf-8") + "".join(
     f"#include <{name}>\n"
     for name in ("algorithm", "cmath", "cstring", "pthread.h", "type_traits", "vector")
@@ -39,7 +39,7 @@ def use(level: str) -> None:
     _compile.loaded = _stored.get(level) or OnceMap()
     _dispatch.clear_calls()  # cached calls hold kernels of the former level
     _current = level
-    # O3 is the shipped level. The gold linker makes a build at O0 7 % shorter.
+    # O3 is the shipped level. With the gold linker, a build at O0 takes 7 % less time.
     included = f" -include {_headers()}" if level == "O0" and _headers().exists() else ""
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}{_LINKER}{included}"
 

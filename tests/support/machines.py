@@ -20,7 +20,7 @@ import pytest
 from tests.support.host_code import INCLUDE, MACHINES, runs_here
 from tests.support.internals import OnceMap, _compile, _dispatch
 
-Edits = Mapping[str, tuple[str, str]]  # header: a text that it has once, and a new text
+Edits = Mapping[str, tuple[str, str]]  # by header: a text that it has once, and the new text
 
 _ROW = "packs += row.slot * ((row.walk.width + B::pack - 1) / B::pack);"
 _GROUPS = "packs = reinterpret_cast<Items<B>*>(HandedOn<B>{sizes, handed_on}.items());"
@@ -46,7 +46,7 @@ def machines() -> tuple[str, ...]:
 
 @contextmanager
 def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
-    """Compile for a machine, at the test's level, with these headers or the poisoned ones."""
+    """Compile for a machine, at the test's level, with these headers, by default poisoned."""
     headers = headers or _poisoned()
     options = os.environ.get("CUNORM_CXXFLAGS", "")
     more = "" if machine == "native" else f" -march={machine}"
@@ -69,13 +69,13 @@ def _forget() -> None:
 
 
 def edited(folder: Path, edits: Edits) -> Path:
-    """Copy the CPU build's headers to a folder, with edits; return where they are."""
+    """Copy the CPU build's headers to a folder, with edits; return the copy's path."""
     copy = folder / "include"
     shutil.copytree(INCLUDE, copy)
     for name, (old, new) in edits.items():
         path = copy / "host" / name
         text = path.read_text("utf-8")
-        assert text.count(old) == 1, f"{name} does not have exactly once: {old}"
+        assert text.count(old) == 1, f"{name} must have exactly once: {old}"
         path.write_text(text.replace(old, new), "utf-8")
     return copy
 

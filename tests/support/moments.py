@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Faults at every moment of a first call: before each of its file operations and processes.
 
-Tests use it in a process of their own: it installs an audit hook, which cannot be removed.
+Tests use it in a separate process, because it installs an audit hook, which cannot be removed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Covers of the builds that NVRTC compiles: every two choices of their operands meet."""
+"""Pairwise covers of NVRTC's builds: any two choices occur together in some case."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ PARAM_GRAD = {
     "accumulate": (False, True),
 }
 # Positions, channels and groups: one position, one group, small groups that share a block, larger
-# groups, long samples, odd sizes, and groups with more channels than threads. A block, a cluster or
-# two launches make the passes, depending on dtypes and the GPU.
+# groups, long samples, odd sizes, and groups with more channels than threads. One block, one
+# cluster or two launches make the passes, depending on dtypes and GPU.
 SHAPES = (
     *((1, 96, 2), (49, 96, 1), (500, 320, 32), (1024, 256, 2), (16384, 320, 32)),
     *((1000, 33, 11), (7, 4096, 1), (14, 1000, 1), (1000, 8192, 1)),
@@ -145,7 +145,7 @@ def param_grad_launch(case: Case) -> Launch:
 
 
 def plain_launches(architecture: str) -> list[Launch]:
-    """Return launches of the common case: a weight, and no optional operand."""
+    """Return launches of the common case: a weight or none, and no other optional operand."""
     plain = {name: choices[0] for name, choices in (FORWARD | BACKWARD).items()}
     plain |= {"x": "bfloat16", "features": "all", "access": 16}
     forward = [plain | {"width": width, "weight": "x"} for width in PLAIN_WIDTHS]
@@ -197,5 +197,5 @@ def group_cover(architecture: str) -> list[Launch]:
         for case in cases(kind)
         for launch in group_launches(case, architecture)
     ]
-    found.sort(key=lambda launch: launch.shared)  # for each build, keep the largest
+    found.sort(key=lambda launch: launch.shared)  # of each build, the last is kept
     return list({launch.build: launch for launch in found}.values())

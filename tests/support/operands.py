@@ -71,14 +71,14 @@ def draw(
 
 
 def optional(name: str, shape: tuple[int, ...] | int, dtype: str | None) -> Array | None:
-    """Draw an operand, None if its dtype is None; a weight is about 1."""
+    """Draw an operand, or return None if its dtype is None; a weight is about 1."""
     if dtype is None:
         return None
     return draw(name, shape, dtype, mean=float(name == "weight"), deviation=0.5)
 
 
 def parameters(norm: Norm, shape: tuple[int, ...] | int, dtype: str) -> dict[str, Array]:
-    """Draw the norm's parameters among weight and bias."""
+    """Draw weight and bias, as far as the norm has them."""
     drawn = {name: optional(name, shape, dtype) for name in norm.parameters}
     return {name: array for name, array in drawn.items() if array is not None}
 

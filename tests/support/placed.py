@@ -81,9 +81,8 @@ class Samples(NamedTuple):
 class Placed:
     """An array that begins some elements off a boundary and ends at the end of its memory.
 
-    Its shape, strides and dtype are those of `like`. Elements without values are poison. The memory
-    between elements is poison too and, on a CPU, also some memory behind the array, where a store
-    would not fault.
+    Its shape, strides and dtype are those of `like`. Elements that get no values are poison. There
+    is also poison between elements and, if a store behind the array would not fault, behind it.
     """
 
     def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
@@ -112,7 +111,7 @@ class Placed:
         self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
-        """Check that the memory is unchanged: all of it or, if `written`, that between elements."""
+        """Check that the memory is unchanged; if `written`, only the memory between elements."""
         raw, part = self._on.get(self._raw), self._between if written else slice(None)
         assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
@@ -143,11 +142,11 @@ class Draws:
     results : tuple, optional
         The layouts of results; by default `layouts`, but no result is expanded.
     values : str
-        The numbers of operands that are not `near`: see `numbers`.
+        The kind of `numbers` of operands that are not `near` (see `large`).
     scale : float
-        A factor of these numbers.
+        A factor of the numbers of these operands.
     far : bool
-        Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
+        Whether operands that are not `near` have the mean 1e4, not 0; their deviation is 1.
     offset : int
         How many elements after a boundary each operand begins.
     pick : callable
@@ -208,7 +207,7 @@ class Draws:
         return self._keep(self._empty(DTYPES[dtype], layout), None)
 
     def statistic(self, array: Array) -> Placed:
-        """Place an array for a result like a statistic."""
+        """Place an array for a result of the shape and dtype of `array`."""
         return self._keep(np.empty(array.shape, array.dtype), None)
 
     def workspace(self, size: int) -> Placed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scripts in interpreters of their own, for tests of once-per-process behaviour."""
+"""Run scripts in separate interpreters, for tests of what happens once in a process."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ SETUP = textwrap.dedent("""
 
 
 def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
-    """Run a script, and return its output; a script fails by raising or by hanging."""
+    """Run a script, and return its output; the script fails if it raises or hangs."""
     # Python 3.12 warns about forks of processes with threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
     finished = subprocess.run(
@@ -51,7 +51,7 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter in a process of its own; any exit status is accepted."""
+    """Run the interpreter in a separate process; any exit status is accepted."""
     options = {"capture_output": True, "text": True, "cwd": ROOT}
     command, env = [sys.executable, *arguments], {**os.environ, **environment}
     return subprocess.run(command, **options, env=env, check=False)

@@ -14,7 +14,7 @@ ROWS = ("x", "residual", "dy", "d_residual", "gate")
 
 
 def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNamespace:
-    """Draw the operands of a norm; weight and bias have the last axis, or a given shape."""
+    """Draw the operands of a norm; weight and bias have the last axis, or `parameter`'s shape."""
     rng = np.random.default_rng(seed)
     arrays = {name: rng.standard_normal(shape) for name in ROWS}
     parameter = shape[-1:] if parameter is None else parameter

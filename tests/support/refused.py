@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls with one wrong argument: checks of the exact error, and that no array is written."""
+"""Calls with one wrong argument: check the exact error, and that no array is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.calls import Call, call_of, parameters_of
 from tests.support.operands import at
 
-# Options of the valid call that goes before: many wrong values equal one of these.
+# Options of the valid call before each wrong call: many wrong values equal one of these.
 RIGHT = {"axis": 1, "groups": 1, "weight_offset": 1.0, "eps": 1.0, "c": 2}
 OWN = "expected memory of its own"
 IN_PLACE = f"{OWN} (or exactly the memory, shape, strides and dtype of an input)"

@@ -109,7 +109,7 @@ class Rows:
         self.r_error = self.rstd * q_error + np.abs(r) * self.added_to_rstd
 
     def mean_error(self) -> Array:
-        """Bound the error of mean: one ulp of it, and 4 u of the deviation (8 for wide rows).
+        """Bound the error of mean: one ulp of mean, and 4 u of the deviation (8 u for wide rows).
 
         The mean is a shift plus a correction of the deviation's size, at most 1/rstd.
         """
@@ -122,7 +122,7 @@ class Rows:
         return self.rstd * (units + self.added_to_rstd)
 
     def n_error(self) -> Array:
-        """Bound the error of n for each row; for each element if kr is rounded.
+        """Bound the error of n, for each row or, if kr is rounded, for each element.
 
         A rounded kr is exact except near a tie. Then weight + weight_offset, the product and the
         sum with bias round once each. weight and bias of a wider dtype are rounded first.
@@ -158,7 +158,7 @@ class Rows:
         return error
 
     def dgate_error(self, dy: Array) -> Array:
-        """Bound the error of dgate before the store: of g' * dp * s, or g' * dy * n after the norm.
+        """Bound dgate's error before the store; it is g' * dp * s, or g' * dy * n for a post-gate.
 
         There are three roundings: two products, and a dy of a wider dtype.
         """
@@ -174,7 +174,7 @@ class Rows:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
         The bound is 8 ulp of the largest term (16 for wide rows), because terms may cancel. It is
-        twice the bound of y, because rstd and the sums enter three times. Gates add errors.
+        twice the bound of y, because rstd and the sums are used three times. Gates add errors.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -195,7 +195,7 @@ class Rows:
     def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
         """Return, for each element, the |summand| that gets 8 u, and its further error.
 
-        With center, r = (t - correction) * rstd has the correction's rounding too, up to 2 u.
+        With center, r also has the rounding of the mean's correction, up to 2 u.
         """
         dn = np.abs(self.dn(dy))
         if self.kr_error is None:

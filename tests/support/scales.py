@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of the roundings of rstd and k * rstd, on rows without any other rounding."""
+"""Checks of the roundings of rstd and of k * rstd, with rows that cause no other rounding."""
 
 import math
 
@@ -13,8 +13,8 @@ def check_scales(forward, rows):
     """Check `forward(x, c)` with eps = 0: the error of rstd is hardly above half an ulp.
 
     A row is (1, b) with an integer b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd. Half an ulp of rstd, or of k, is at most one ulp of their product; with the product's
-    own rounding, the error is at most 2.5 ulps.
+    k * rstd, where k = c / sqrt(2). Half an ulp of rstd, or of k, is at most one ulp of their
+    product; with the product's own rounding, the error is at most 2.5 ulps.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)

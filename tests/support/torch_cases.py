@@ -10,7 +10,7 @@ import cunorm.torch as ct
 from tests.support.operands import draw
 
 SHAPE, IMAGES = (2, 4, 6), (2, 4, 3, 2)
-ACTIVATIONS = ["sigmoid", "tanh", "relu", "gelu_tanh"]  # and silu and gelu below
+ACTIVATIONS = ["sigmoid", "tanh", "relu", "gelu_tanh"]  # silu and gelu are used below
 PRE = {"gate_position": "pre", "center": True}
 ROWS = {  # the function, its operands besides x, and its options
     "rms_norm": ("rms_norm", "weight", {}),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Norms in plain PyTorch, as models write them, and their arguments. It needs torch."""
+"""Norms in plain PyTorch, as models write them, and their arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rms(x, eps=EPS):
 
 
 class Formula(nn.Module):
-    """A norm with a weight of one axis and an eps."""
+    """A norm that has an eps, and a weight of one axis."""
 
     def __init__(self, width=WIDTH, eps=EPS):
         super().__init__()
@@ -43,7 +43,7 @@ class Formula(nn.Module):
 
 
 def norm(forward):
-    """Return the class of a norm with a `forward(self, x)`."""
+    """Return the class of a norm with this `forward(self, x)`."""
     return type("SomeNorm", (Formula,), {"forward": forward})
 
 
@@ -89,7 +89,7 @@ def cohere(m, x):
 
 
 class LastAxis(nn.LayerNorm):
-    """A LayerNorm with a choice of the axis, as in vision models; by default the last."""
+    """A LayerNorm of the last axis or, with `first`, of axis 1, as in vision models."""
 
     def __init__(self, first=False):
         super().__init__(WIDTH)

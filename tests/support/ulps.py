@@ -72,7 +72,7 @@ def assert_within(actual: Array, expected: Array, bound: Array, name: str = "res
 
 
 def assert_same_numbers(actual: Array, expected: Array, name: str) -> float:
-    """Assert that two arrays have one dtype and equal elements, signs of zeros included."""
+    """Assert that two arrays have the same dtype and equal elements, signs of zeros included."""
     assert actual.dtype == expected.dtype, f"{name} is {actual.dtype}, expected {expected.dtype}"
     worst = assert_within(actual, expected.astype(np.float64), np.zeros(expected.shape), name)
     signs = (np.signbit(actual) != np.signbit(expected)) & ~np.isnan(expected)

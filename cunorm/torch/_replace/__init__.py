@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Let cunorm run the norms of an existing PyTorch model, and undo it: the public functions."""
+"""The public functions that let cunorm run the norms of a PyTorch model, and that undo this."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cunorm.torch._replace.probe import Plans, check_plain, find_plan
 from cunorm.torch._replace.swap import TORCH_NORMS, Swapped, swapped, torch_norm
 from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS, Unknown
 
-_CALLS = {  # the calls of the norms of torch.nn, as text
+_CALLS = {  # calls of torch.nn's norms, as text
     torch.nn.RMSNorm: "rms_norm(eps={0.eps})",
     torch.nn.LayerNorm: "layer_norm(eps={0.eps})",
     torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={0.eps})",
@@ -33,7 +33,7 @@ class ReplacedNorm(NamedTuple):
 
 
 class LeftNorm(NamedTuple):
-    """A module that may be a norm and was left: its name, its class, and the reason."""
+    """A module that may be a norm but was left: its name, its class, and the reason."""
 
     name: str
     kind: str
@@ -42,9 +42,9 @@ class LeftNorm(NamedTuple):
 
 @dataclass(frozen=True)
 class Replacement:
-    """What `replace_norms` did; as text, a summary by class, with repeated layers as one.
+    """The result of `replace_norms`; as text, a summary by class in which repeated layers are one.
 
-    ``replaced`` has the modules that run cunorm. ``left`` has modules that do not and may be norms:
+    ``replaced`` has the modules that run cunorm. ``left`` has the other modules that may be norms:
     their class is called norm, they have an eps, or their forward calls a norm of torch's. Both are
     in the order of ``model.named_modules()``; a shared module has its first name.
     """
@@ -66,7 +66,7 @@ class Replacement:
 
 
 def _merged(names: list[str]) -> Iterator[str]:
-    """Yield lines with the names; if some differ only in numbers, one line with their count."""
+    """Yield lines with names; names that differ only in numbers share a line with their count."""
     patterns: dict[tuple[str, ...], list[list[str]]] = {}
     for name in names:
         parts = name.split(".")
@@ -79,28 +79,28 @@ def _merged(names: list[str]) -> Iterator[str]:
 
 
 def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
-    """Let cunorm run the norms of a model, in place, and report which.
+    """Let cunorm run the norms of a model, in place, and report which norms.
 
-    The model is a module of any kind, on any device, or a norm itself; another type is a TypeError.
-    Each norm stays the same object, with its name, parameters, hooks and state; its class becomes a
-    subclass whose forward calls cunorm. `restore_norms` undoes it.
+    The model is a module of any kind on any device, or a norm itself; any other type is a
+    TypeError. Each norm stays the same object and keeps its name, parameters, hooks and state. Its
+    class becomes a subclass whose forward calls cunorm. `restore_norms` undoes this.
 
-    It replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with an eps and
-    a formula of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and most others
-    of ``transformers``. A probe finds the formula. It runs a copy on the CPU, on random rows with
-    random parameters, in every pair of dtypes, and compares results and gradients with cunorm's
-    formulas. Then it makes the call that the module will make, with float64 in place of kernels.
+    The function replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with
+    an eps and a formula of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and
+    most others in ``transformers``. To find the formula, a probe runs a copy on the CPU, on random
+    rows with random parameters, in every pair of dtypes. It compares results and gradients with
+    cunorm's. Then it makes the call that the module will make, with float64 in place of kernels.
 
     In half precision y has the bits of the module's own forward, except where a number before a
-    rounding is within 2**-20 of a tie, relatively to the largest of its row. There y is one unit in
-    the last place off. In float32 y is within 16 roundings of the largest of the row, and of the
-    terms of a sum with a weight offset or a bias. The report names norms that round once more and
-    are often a unit off; exact=True leaves those.
+    rounding is within 2**-20 of a tie, relative to the largest number of its row. There y differs
+    by one unit in the last place. In float32 y is within 16 roundings of the largest number of the
+    row, and of the terms of a sum with a weight offset or a bias. The report names norms that round
+    once more, so that y often differs by a unit; exact=True leaves these norms.
 
-    A replaced module runs its own forward in calls that the probe did not try or that had other
-    results, and where cunorm cannot run. The report names the tried calls, and a UserWarning each
-    other reason, once for a class. "Norms of a Hugging Face model" in the documentation has all
-    such cases, and the reasons why modules are left.
+    A replaced module runs its own forward in calls that the probe did not try, or in which results
+    differed, and where cunorm cannot run. The report names the tried calls; a UserWarning names
+    each other reason, once for a class. "Norms of a Hugging Face model" in the documentation has
+    all these cases, and the reasons why modules are left.
 
     >>> import torch, cunorm.torch
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.RMSNorm(8, eps=1e-6))
@@ -130,24 +130,24 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
                 replaced.append(ReplacedNorm(name, kind, runs))
         except Unknown as reason:
             left.append(LeftNorm(name, kind, str(reason)))
-        except Exception as error:  # of its own property, __copy__, __init_subclass__ and so on
+        except Exception as error:  # from its own property, __copy__, __init_subclass__ and so on
             left.append(LeftNorm(name, kind, f"its class raises {type(error).__name__}: {error}"))
     return Replacement(tuple(replaced), tuple(left))
 
 
 def restore_norms(model: Module) -> int:
-    """Give the norms that `replace_norms` replaced their classes back; return how many.
+    """Give the norms that `replace_norms` replaced their classes back, and return their number.
 
-    The model is one that `replace_norms` got, or a part or a copy of it; another type is a
+    The model is one that `replace_norms` got, or a part or a copy of it; any other type is a
     TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay as they are. If
     ``torch.nn.utils.parametrize`` or accelerate's hooks have changed the class or forward of a
-    replaced module, this is a ValueError, and nothing is restored.
+    replaced module, a ValueError is raised, and nothing is restored.
     """
     originals = []
     for name, module in _modules("restore_norms", model):
         if not isinstance(module, Swapped):
             continue
-        kind = vars(type(module)).get("_cunorm_kind")  # not that of a base class
+        kind = vars(type(module)).get("_cunorm_kind")  # the class's own, not a base class's
         if kind is None or "forward" in vars(module):
             now = "a forward of its instance" if kind else f"the class {type(module).__name__}"
             raise ValueError(
@@ -168,9 +168,9 @@ def _modules(function: str, model: object) -> list[tuple[str, Module]]:
 
 
 def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
-    """Replace a norm and return what it runs, or None for a module that is no norm.
+    """Replace a norm and return what it runs; return None for a module that is no norm.
 
-    Raise Unknown for a module that may be a norm and is left.
+    Raise Unknown for a module that may be a norm but is left.
     """
     kind = type(module)
     if isinstance(module, Swapped):
@@ -208,21 +208,21 @@ def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
 
 
 def name_of(module: Module) -> str:
-    """Return the name of a module's class; for a scripted module, that of the scripted class."""
+    """Return the name of a module's class; a scripted module has the name of the scripted class."""
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     return (is_scripted and getattr(module, "original_name", None)) or type(module).__name__
 
 
 def may_normalise(module: Module) -> bool:
-    """Whether a module is called norm, has an eps, or calls a norm of torch's."""
+    """Return whether a module is called norm, has an eps, or calls a norm of torch's."""
     if "norm" in name_of(module).lower():
         return True
     kind = type(module)
     if kind.__module__.startswith("torch.nn.modules."):
         return False
-    # Not by getattr(): a wrapper has the attributes of what it wraps.
+    # getattr() would also find the attributes of a module that this one wraps.
     own = (vars(module), module._parameters, module._buffers)
     has_eps = any(hasattr(kind, name) or any(name in names for names in own) for name in EPS_NAMES)
     code = getattr(kind.forward, "__code__", None)
     called = [name for name in code.co_names if name.endswith(NORM_FUNCTIONS)] if code else []
-    return has_eps or not all(hasattr(module, name) for name in called)  # else its own modules
+    return has_eps or not all(hasattr(module, name) for name in called)  # else they are its own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Find the formula of a norm module: run trials and compare them with the bounds of recipes."""
+"""The search for the formula of a norm module: trials are compared with the bounds of recipes."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,12 +20,12 @@ _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-_AXES = (2, 3, 4, 5)  # the tried numbers of x's axes
+_AXES = (2, 3, 4, 5)  # the numbers of axes of x that are tried
 Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
 
 
 def check_plain(module: Module) -> None:
-    """Raise Unknown if more than a module's class decides how it runs."""
+    """Raise Unknown if more than a module's class decides how the module runs."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Unknown("it is a ScriptModule")
     if "forward" in vars(module):
@@ -44,9 +44,9 @@ def check_plain(module: Module) -> None:
 
 
 def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
-    """Return how to run a module, in its parameters' dtype at least, or raise Unknown.
+    """Return how to run a module, at least in its parameters' dtype, or raise Unknown.
 
-    `plans` keeps what was found: modules that differ in no number, name or shape are probed once.
+    `plans` keeps the results: modules with equal numbers, names and shapes are probed only once.
     """
     key = _key(module)
     if key not in plans:
@@ -61,7 +61,7 @@ def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
 
 
 def _key(module: Module) -> object:
-    """Return what a probe depends on; if that is more than numbers, names and shapes, a new key."""
+    """Return what a probe depends on: numbers, names and shapes; a new key if it is more."""
     values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
     if not _is_simple((*values.values(),)):
         return object()
@@ -69,13 +69,13 @@ def _key(module: Module) -> object:
         (name, None if tensor is None else (tensor.shape, tensor.dtype))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
     ]
-    return type(module), repr((values, tensors, [*module._modules]))  # as text, as 1 equals True
+    return type(module), repr((values, tensors, [*module._modules]))  # repr, because 1 equals True
 
 
 def _is_simple(value: object) -> bool:
     if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
         return all(map(_is_simple, value))
-    return type(value) in _SIMPLE  # values of other classes may have the same text
+    return type(value) in _SIMPLE  # values of other classes may have equal text
 
 
 @torch.inference_mode(False)
@@ -106,7 +106,7 @@ def _find_plan(module: Module, exact: bool) -> Plan:
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
-    """Return the recipe that agrees in float32, and the numbers of axes in which it does."""
+    """Return the recipe that agrees in float32, and the numbers of axes in which it agrees."""
     pair = (torch.float32, torch.float32)
     samples, axes = [trial.sample(pair, gated)], {3}
     for count in _AXES:
@@ -128,9 +128,9 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
 def _match(
     trial: Trial, gated: bool, recipe: Recipe, axes: frozenset[int], allowed: float
 ) -> tuple[list[Match], list[Pair]]:
-    """Return the variant for each pair of dtypes that has one within a distance, and other pairs.
+    """Return the variant that is near enough for each pair of dtypes, and the pairs without one.
 
-    The pairs in which the module does not run are not among them.
+    Pairs in which the module does not run are in neither list.
     """
     candidates = list(variants(recipe, bool(trial.parameters)))
     distances = {}
@@ -141,7 +141,7 @@ def _match(
     main = (trial.dtype, trial.dtype)
     if main not in distances:
         raise Unknown(f"its forward does not run in {listed([main])}")
-    # Where several agree, as all do in float32, take the one that agrees in the most pairs.
+    # If several agree, as all do in float32, take the candidate that agrees in the most pairs.
     candidates.sort(key=lambda recipe: -sum(each[recipe] == 0 for each in distances.values()))
     matches, rest = [], []
     for pair, each in distances.items():
@@ -170,7 +170,7 @@ def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
 
 
 def _fault(trial: Trial, match: Match, axes: Iterable[int]) -> Unknown | None:
-    """Return what is wrong with cunorm's call of a recipe, None if nothing is."""
+    """Return what is wrong with cunorm's call of a recipe, or None if nothing is wrong."""
     try:
         for count in axes:
             sample = trial.sample(match.pair, match.gated, count, recipe=match.recipe)

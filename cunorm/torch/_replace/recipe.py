@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Recipes, the formulas that a norm module may have; and a plan, which has the recipes of one."""
+"""Recipes, which are the formulas of norm modules; and plans, which have a module's recipes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,31 +13,31 @@ from torch.nn import functional
 
 from cunorm.torch._functions import layer_norm, normalize, rms_norm
 
-Pair = tuple[torch.dtype, torch.dtype]  # of x, and of the parameters, x's if there are none
+Pair = tuple[torch.dtype, torch.dtype]  # of x and of the parameters; x's twice without them
 Bounds = tuple[Tensor, Tensor]
 
-# 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
-# in torch's order and in cunorm's (4 at width 16384).
+# This is 16 roundings of the largest term of a normalised row or product. Sums of squares, whether
+# in torch's order or in cunorm's, lose less: 4 at width 16384.
 _SLACK = 2.0**-20
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row norm with options: from groups to gate_position, they are those of `rms_norm`."""
+    """A row norm with options: groups to gate_position are options of `rms_norm`."""
 
-    center: bool = False  # whether it is a layer norm
+    center: bool = False  # True is a layer norm
     has_bias: bool = False
     groups: int = 1
     weight_offset: float = 0.0
     round_before_weight: bool = False
-    gate_activation: str | None = None  # None is no gate
+    gate_activation: str | None = None  # None if there is no gate
     gate_position: str = "post"
-    dtype: str | None = None  # y's: "x's", "float32" or wider, None for the norm's default
-    rounds_factor: bool = False  # whether weight + weight_offset is rounded to weight's dtype
+    dtype: str | None = None  # y's: "x's", "float32" or wider; None is the norm's default
+    rounds_factor: bool = False  # weight + weight_offset is rounded to weight's dtype
 
     def describe(self, eps: float | None = None) -> str:
-        """Return the call as text, with the options that are not the default."""
+        """Return the call as text, with the options that differ from their defaults."""
         options = ({} if eps is None else {"eps": eps}) | self._options()
         if self.gate_activation:
             options.pop("gate_position", None)
@@ -49,7 +49,7 @@ class Recipe:
         return f"{self._function().__name__}({listed}){rounded}"
 
     def call(self, *pair: torch.dtype) -> Callable[..., Tensor]:
-        """Return the function for these dtypes, which takes x, the parameters, eps and gate."""
+        """Return a function of x, the parameters, eps and gate for operands of these dtypes."""
         function, options = self._function(), self._options()
         if self.dtype:
             options["dtype"] = self.y_dtype(*pair)
@@ -61,7 +61,7 @@ class Recipe:
         )
 
     def _function(self) -> Callable[..., Tensor]:
-        uncentered = normalize if self.has_bias else rms_norm  # rms_norm takes no bias
+        uncentered = normalize if self.has_bias else rms_norm  # rms_norm has no bias
         return layer_norm if self.center else uncentered
 
     def _options(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Recipe:
     def bounds(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, gate: Tensor | None
     ) -> Bounds:
-        """Return the bounds of y before its rounding, however float32 arithmetic computes it."""
+        """Return the bounds of y before its rounding, for any order of float32 operations."""
         g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
         pre = self.gate_position == "pre"
         rows = x.double() if g is None or not pre else x.double() * g
@@ -89,7 +89,7 @@ class Recipe:
         if self.round_before_weight:
             low, high = _rounded(low, x.dtype), _rounded(high, x.dtype)
         if weight is not None:
-            terms = weight.double().abs() + self.weight_offset  # of a sum that may cancel
+            terms = weight.double().abs() + self.weight_offset  # the terms of a sum that may cancel
             factor = (weight if self.rounds_factor else weight.double()) + self.weight_offset
             low, high = _times(low, high, factor.double(), terms)
         if bias is not None:
@@ -101,30 +101,30 @@ class Recipe:
 
 
 def _rounded(end: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a rounded bound with the gradient of the bound, as kernels ignore this rounding."""
+    """Return a rounded bound that has the unrounded bound's gradient, as kernels have."""
     return end + (end.to(dtype).double() - end).detach()
 
 
 def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
-    """Return the bounds of a rounded product with a factor, whose terms add up to `terms`."""
+    """Return the bounds of a rounded product with a factor that is the sum of `terms`."""
     ends = low * factor, high * factor
     slack = _SLACK * torch.maximum(low.abs(), high.abs()) * terms
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
 
 
-# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken.
+# (round_before_weight, y's dtype); the first pair that agrees is taken.
 _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
-    (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
-    (True, None),  # before weight: Llama, Qwen, T5 in half precision
-    (True, "x's"),  # before weight, and at the end
-    (False, "float32"),  # nowhere: T5 with a float32 weight
+    (False, None),  # rounds once, at the end: torch.nn, Gemma, OLMo 2
+    (True, None),  # rounds before weight: Llama, Qwen, T5 in half precision
+    (True, "x's"),  # rounds before weight and at the end
+    (False, "float32"),  # never rounds: T5 with a float32 weight
 )
 
 
 def formulas(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
-    """Yield the recipes that differ in float32, without the variants that round elsewhere.
+    """Yield the recipes that differ in float32, without variants that differ only in rounding.
 
-    `parameters` is the number of the module's parameters: weight, then bias.
+    `parameters` is the number of the module's parameters: first weight, then bias.
     """
     gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
     offsets = (0.0, 1.0) if parameters else (0.0,)
@@ -133,7 +133,7 @@ def formulas(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Re
 
 
 def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
-    """Yield the recipes that are this one in float32 and round elsewhere in half precision."""
+    """Yield the recipes that equal this one in float32, but round elsewhere in half precision."""
     factors = (False, True) if recipe.weight_offset else (False,)
     for rounds, (before, dtype) in product(factors, _ROUNDINGS):
         if has_weight or not before:
@@ -146,23 +146,23 @@ class Match(NamedTuple):
     pair: Pair
     gated: bool
     recipe: Recipe
-    exact: bool  # else y may be one unit in the last place off
+    exact: bool  # if False, y may differ by one unit in the last place
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run a module: its operands, and its recipes. Other calls run its own forward."""
+    """The operands and recipes with which to run a module. Other calls run its own forward."""
 
-    eps: str  # the name of the attribute
-    parameters: tuple[str, ...]  # the names of weight and bias, if there are any
-    arguments: tuple[str, ...]  # forward's names for x and, if it takes one, gate
+    eps: str  # the attribute's name
+    parameters: tuple[str, ...]  # the names of weight and bias, if the module has them
+    arguments: tuple[str, ...]  # the names in forward of x and, if forward takes one, of gate
     matches: tuple[Match, ...]
     axes: frozenset[int]  # the numbers of axes that x may have
-    under_autocast: bool  # whether it runs there too; torch's own norms change dtype
+    under_autocast: bool  # whether recipes run there too; torch's norms change dtype there
     others: tuple[str, ...] = ()  # the tried calls that run the module's own forward, as text
 
     def describe(self, eps: float, dtype: torch.dtype) -> str:
-        """Return the recipe of a dtype, where others run or are inexact, and where none runs."""
+        """Return a dtype's recipe, and the calls with another recipe, an inexact one or none."""
         usual = [match.recipe for match in self.matches if match.pair == (dtype, dtype)]
         recipes = dict.fromkeys([*usual, *(match.recipe for match in self.matches)])
         lines: list[str] = []

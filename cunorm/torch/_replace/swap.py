@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The classes of replaced norms: their forward calls cunorm, or the module's own where it cannot.
+"""The classes of replaced norms. Forward calls cunorm, or the own forward if cunorm cannot run.
 
-The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
+The module stays the same object. `torch.nn.utils.parametrize` also works in this way.
 """
 
 import warnings
@@ -19,26 +19,26 @@ from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.recipe import Plan
 from cunorm.torch._tensors import refusal
 
-# cunorm's class for each norm of torch.nn; it takes all dtypes, so there is no probe.
+# cunorm's class for each norm of torch.nn. It takes all dtypes, so it needs no probe.
 TORCH_NORMS: dict[type[Module], type[RMSNorm | LayerNorm | GroupNorm]] = {
     torch.nn.RMSNorm: RMSNorm,
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.GroupNorm: GroupNorm,
 }
 _is_compiling = torch.compiler.is_dynamo_compiling  # False outside of code that dynamo traces
-_MAX_WARNINGS = 16  # for a class
+_MAX_WARNINGS = 16  # the most warnings for a class
 
 
 class Swapped(Module):
-    """A base of the class of a replaced norm; the other base is the module's class."""
+    """A base class of a replaced norm's class; the other base is the module's original class."""
 
-    _cunorm_kind: type[Module]  # the module's class
+    _cunorm_kind: type[Module]  # the module's original class
     _cunorm_plan: Plan  # None for a norm of torch.nn
-    _cunorm_calls: dict[tuple[object, bool], Callable[..., Tensor]]  # by dtypes, with a gate or not
+    _cunorm_calls: dict[tuple[object, bool], Callable[..., Tensor]]  # keys: dtypes, has a gate
     _cunorm_warned: set[str]
 
     def forward(self, *args: Any, **named: Any) -> object:
-        """Run the recipe for these dtypes; if there is none, the module's own forward."""
+        """Run the recipe for these dtypes, or the module's own forward if there is no recipe."""
         plan = self._cunorm_plan
         x, gate = _operands(plan.arguments, args, named)
         parameters = [getattr(self, name) for name in plan.parameters]
@@ -63,15 +63,15 @@ class Swapped(Module):
             return self._cunorm_own(error, args, named)
 
     def _cunorm_own(self, error: Exception, args: tuple[Any, ...], named: dict[str, Any]) -> object:
-        """Run the own forward if an error says that cunorm cannot run; warn of each reason once.
+        """Run the own forward if an error says that cunorm cannot run; warn once of each reason.
 
-        Any other error is raised. If the own forward fails too, there is no warning.
+        Raise any other error. If the own forward fails too, do not warn.
         """
         reason = refusal(*args, *named.values(), *self._parameters.values())
         if reason is None and has_dual_level():
             reason = "cunorm has no forward-mode derivatives"
         elif reason is None and isinstance(error, (TypeError, ValueError)):
-            reason = str(error)  # raised before anything runs
+            reason = str(error)  # the error came before anything ran
         if reason is None:
             raise error
         y = self._cunorm_kind.forward(self, *args, **named)
@@ -79,7 +79,7 @@ class Swapped(Module):
         return y
 
     def __prepare_scriptable__(self) -> Module:
-        """Restore the class: torch.jit.script puts what this returns into the model."""
+        """Restore the class: torch.jit.script puts the module that this returns into the model."""
         kind = type(self)
         self.__class__ = kind._cunorm_kind  # type: ignore[assignment]
         why = "torch.jit.script cannot compile cunorm's forward, so the norm has its own again"
@@ -87,7 +87,7 @@ class Swapped(Module):
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Reduce to the original class and the plan, as pickle finds no swapped class."""
+        """Reduce to the original class and the plan, because pickle cannot find a swapped class."""
         kind, plan = self._cunorm_kind, self._cunorm_plan
         reduced = kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
         return (_new, (kind, plan), *reduced[2:])
@@ -105,9 +105,9 @@ def torch_norm(kind: type[Module]) -> type[Module] | None:
 
 
 def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
-    """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
+    """Return the subclass of kind that runs cunorm; plan is None if the forward is torch's.
 
-    Python itself lists the living subclasses of a class: a cache would keep kind alive.
+    The search is among the living subclasses, which Python lists: a cache would keep kind alive.
     """
     for subclass in kind.__subclasses__():
         own = vars(subclass)
@@ -120,7 +120,7 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
         members["_cunorm_calls"] = calls
     else:
         base = torch_norm(kind)
-        if base is None:  # the class has got its own forward since it was pickled
+        if base is None:  # the class got its own forward after pickling
             return kind
         ours = TORCH_NORMS[base]
         members |= {name: getattr(ours, name) for name in ours.__annotations__}
@@ -129,7 +129,7 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
 
 
 def _forward_of(base: type[Module]) -> Callable[..., object]:
-    """Return the forward that runs our module in place of torch's, with torch's name of x."""
+    """Return a forward that runs cunorm's module in place of torch's; x has torch's name."""
     run: Callable[..., Tensor] = TORCH_NORMS[base].forward
     names = tuple(signature(base.forward).parameters)
 
@@ -148,12 +148,12 @@ def _forward_of(base: type[Module]) -> Callable[..., object]:
 
 
 def _is_refused(module: Module, *operands: object) -> bool:
-    """Whether cunorm cannot run; code that dynamo traces cannot catch cunorm's errors."""
+    """Return whether cunorm cannot run, for code in which dynamo can trace no `except`."""
     return refusal(*operands, *module._parameters.values()) is not None
 
 
 def _warn(kind: type[Swapped], text: str) -> None:
-    """Warn once of each text; their number is bounded, as texts may have shapes."""
+    """Warn once of each text; the number of warnings is bounded, because texts may have shapes."""
     warned = kind._cunorm_warned
     if text not in warned and len(warned) < _MAX_WARNINGS:
         warned.add(text)
@@ -161,7 +161,7 @@ def _warn(kind: type[Swapped], text: str) -> None:
 
 
 def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return x and gate, None without a gate, and two Nones for any other arguments."""
+    """Return x and gate; gate is None if there is none, both are None for other arguments."""
     if len(args) == 1 and not named:
         return args[0], None
     rest = names[len(args) :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trials: samples of a norm module's results, to compare with the formulas of recipes."""
+"""Trials: samples of a norm module's results, which are compared with formulas of recipes."""
 
 import copy
 import inspect
@@ -22,17 +22,17 @@ from cunorm.torch._pair import ROW
 from cunorm.torch._replace.recipe import Pair, Recipe
 
 Mode = AbstractContextManager[object]
-# x, weight, bias, eps and gate
+# These are x, weight, bias, eps and gate.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None]
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
 NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
-# Relative to the largest gradient of a row: far above float32's errors, far below those of another
-# formula.
+# This is relative to the largest gradient of a row. It is far above the errors of float32, and far
+# below the difference to another formula.
 _GRADIENT_ERROR = 1e-3
-_ELEMENTS = 1024  # in each third of a sample, which has at least one row
+_ELEMENTS = 1024  # the elements of each third of a sample, which has at least one row
 
 
 class Unknown(Exception):
@@ -40,15 +40,15 @@ class Unknown(Exception):
 
 
 class Sample(NamedTuple):
-    """Operands of a module or a call and its result, as rows of three axes."""
+    """The operands and the result of a module or a call, as rows of three axes."""
 
     pair: Pair
     operands: Operands
     y: Tensor
-    mode: Mode  # in which y was computed
+    mode: Mode  # the mode in which y was computed
 
     def distance(self, recipe: Recipe) -> float:
-        """Return the distance of y from the bounds of a recipe, in y's units in the last place."""
+        """Return the distance of y from a recipe's bounds, in y's units in the last place."""
         if self.y.dtype != recipe.y_dtype(*self.pair):
             return math.inf
         with torch.no_grad():
@@ -62,7 +62,7 @@ class Sample(NamedTuple):
         return math.inf if worst.isnan().any() else float(worst.max())
 
     def has_gradients(self, recipe: Recipe) -> bool:
-        """Return whether y has a recipe's gradients; a detached statistic changes them."""
+        """Return whether y has a recipe's gradients, which a detached statistic would change."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
@@ -83,7 +83,7 @@ class Sample(NamedTuple):
 
 
 class Trial:
-    """A copy of a module to run on the CPU, with random parameters and without its hooks."""
+    """A copy of a module that runs on the CPU, with random parameters and without hooks."""
 
     def __init__(self, module: Module) -> None:
         self.parameters, self.width, self.dtype = _parameters(module)
@@ -94,11 +94,11 @@ class Trial:
         self.eps_name, self.eps = next((name, float(v)) for name, v in numbers.items())
         self.arguments, self.gated = _arguments(type(module).forward)
         width, sizes = self.width, [v for v in vars(module).values() if type(v) is int and v > 0]
-        divisors = [size for size in sizes if width % size == 0]  # counts or sizes of groups
+        divisors = [size for size in sizes if width % size == 0]  # the counts or sizes of groups
         self.groups = sorted({1, *divisors, *(width // one for one in divisors)} - {width})
-        self.calls_torch = False  # whether it has called a norm of torch's
+        self.calls_torch = False  # whether the module has called a norm of torch's
         self._module = copy.copy(module)
-        # The copy shares all other containers with the module.
+        # The copy shares all containers except `_parameters` with the module.
         self._module.__dict__["_parameters"] = dict(module._parameters)
 
     def sample(
@@ -111,7 +111,7 @@ class Trial:
         training: bool = True,
         autocast: bool = False,
     ) -> Sample:
-        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if it fails.
+        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if the run fails.
 
         The rows are the same for all numbers of axes.
         """
@@ -147,11 +147,11 @@ class Trial:
         return Sample(pair, operands, y.reshape(operands[0].shape), mode)
 
     def _operands(self, pair: Pair, gated: bool) -> Operands:
-        """Draw operands, with squares near eps in a third of the rows."""
+        """Draw operands; in a third of the rows, squares are near eps."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
         rows = max(1, _ELEMENTS // self.width)
-        shape = (3, rows + (rows == self.width), self.width)  # no other axis may pass for the last
+        shape = (3, rows + (rows == self.width), self.width)  # only the last axis has this size
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
         x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0]).requires_grad_()
@@ -170,7 +170,7 @@ _ROW_OPERATORS: dict[object, OpDef[Any]] = {
 class Planned(OperatorMode):
     """A mode in which the float64 oracle computes row norms in place of the kernels.
 
-    All else of a call is as without the mode: the function, options, checks and gradients. Kernels
+    The rest of a call is as without the mode: the function, options, checks and gradients. Kernels
     would take seconds to compile for each dtype, and for the CPU even if the model is on a GPU.
     """
 
@@ -182,14 +182,14 @@ class Planned(OperatorMode):
             return func(*args, **(kwargs or {}))
         *arrays, text = args
         spec: Any = spec_from_json(op.spec_type, text)
-        # On meta, the operator checks the call and returns the shapes and dtypes of its outputs.
+        # With meta tensors, the operator checks the call and returns outputs without memory.
         metas = func(*(None if array is None else array.to("meta") for array in arrays), text)
         outputs = [torch.empty_like(meta, dtype=torch.float64, device="cpu") for meta in metas]
         given = [None if array is None else array.detach().double().numpy() for array in arrays]
         is_absent = [meta.dtype == torch.bool for meta in metas]
         found = [None if no else y.numpy() for y, no in zip(outputs, is_absent, strict=True)]
         op.reference(spec if op is ROW.forward else replace(spec, x_dtype=None), (*given, *found))
-        if op is ROW.forward:  # the oracle would round before weight to float64, not to x's dtype
+        if op is ROW.forward:  # the oracle would round to float64 before weight, not to x's dtype
             operands = dict(zip(op.inputs, arrays, strict=True))
             x, _ = operands.pop("x"), operands.pop("residual")
             outputs[0] = ROW.formula(spec, x.dtype, x.double(), **operands)
@@ -197,7 +197,7 @@ class Planned(OperatorMode):
 
 
 class _Watch(TorchFunctionMode):
-    """A mode that sees whether one of torch's own norms is called."""
+    """A mode that notes whether a norm of torch's is called."""
 
     seen = False
 
@@ -207,7 +207,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _parameters(module: Module) -> tuple[tuple[str, ...], int, torch.dtype]:
-    """Return the names of weight and bias, their width and their dtype."""
+    """Return the names of weight and bias, and the width and dtype of both."""
     if children := [name for name, _ in module.named_children()]:
         raise Unknown(
             f"it has submodules: {', '.join(children[:4])}{', ...' * (len(children) > 4)}"

@@ -20,7 +20,7 @@ using Wide =
                        std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
                        std::conditional_t<std::is_signed_v<T>, int64_t, u64>>;
 
-// Operations that ignore the sign. For 16-bit types the upper bits of the result are undefined.
+// Signed and unsigned types share these operations. The upper bits of 16-bit results are undefined.
 template <auto f, int n>
 constexpr ByType bitwise() {
   constexpr Operation word = each_of<f, u32, n>(), pair = each_of<f, u64, n>();
@@ -31,7 +31,7 @@ constexpr ByType arithmetic() {
   return {each_of<f, u16, n>(),     each_of<f, int16_t, n>(), each_of<f, u32, n>(),
           each_of<f, int32_t, n>(), each_of<f, u64, n>(),     each_of<f, int64_t, n>()};
 }
-// The second source is a number of bits.
+// Shifts: the second source is the number of bits.
 constexpr auto left = []<class T>(T a, u32 n) { return n < kBits<T> ? T(a << n) : T(0); };
 constexpr auto right = []<class T>(T a, u32 n) {
   return T(a >> std::min(n, kBits<T> - 1) >> (n >= kBits<T>));
@@ -50,7 +50,7 @@ constexpr auto reversed = []<class T>(T a) {
   for (u32 k = 0; k < kBits<T>; ++k) out |= (a >> k & 1) << (kBits<T> - 1 - k);
   return out;
 };
-// Each nibble of the selector selects a byte of a and b, or that byte's sign.
+// Each nibble of the selector selects a byte of a or b, or that byte's sign.
 u32 permute_bytes(u32 a, u32 b, u32 selector) {
   u32 out = 0;
   for (int k = 0; k < 4; ++k) {
@@ -143,7 +143,7 @@ template <auto f, int n>
 constexpr Real real() {
   return {in_float32<f, n>, each_of<f, double, n>()};
 }
-// Returns NaN if either is NaN.
+// Returns the lesser number, or NaN if either is NaN.
 template <class T>
 T lesser_or_nan(T a, T b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
@@ -156,7 +156,7 @@ T divided_approximately(T a, T b) {
                          : std::copysign(T(0), std::signbit(a) == std::signbit(b) ? T(1) : T(-1));
   return a / b;
 }
-// A NaN becomes 0.
+// Clamps a product to [0, 1]. NaN becomes 0.
 constexpr auto saturated_product = []<class T>(T a, T b) {
   return a * b > 0 ? std::min(a * b, T(1)) : T(0);
 };
@@ -227,7 +227,7 @@ constexpr auto less = comparison<[]<class T>(T a, T b) { return a < b; }>();
 constexpr auto less_or_equal = comparison<[]<class T>(T a, T b) { return a <= b; }>();
 constexpr auto ordered = comparison<[]<class T>(T a, T b) { return a == a && b == b; }>();
 
-// Comparisons that end in u are true for NaN: each negates a comparison that is false for NaN.
+// Comparisons that end in u are true for NaN: all but equ negate what is false for NaN.
 struct Compared {
   const Comparison& how;
   bool swapped, negated;

@@ -89,7 +89,7 @@ void arrive_at_block_barrier(Warp& w, const Instruction& i, u32 lanes) {
       fail(w, i, lane, 719, format("barrier %d, of 0 to 15, for %d threads", int(id), expected));
     Barrier& bar = w.block->barriers[id];
     if (bar.arrived && bar.expected != expected)
-      fail(w, i, lane, 719, "threads wait at a barrier for different numbers");
+      fail(w, i, lane, 719, "threads wait at a barrier for different numbers of threads");
     bar.expected = expected;
     ++bar.arrived;
     if (reduces) bar.yes += int(w.row(i.source[i.sources - 1])[lane] & 1);

@@ -19,8 +19,8 @@ struct Bfloat {
   explicit operator double() const { return double(from_bits<float>(u64(bits) << 16)); }
 };
 
-// Rounds to odd: the last bit of the float32 is 1 if the value is inexact. So a second rounding
-// gives the same as a single one.
+// Rounds to odd: the last bit of the float32 is 1 if the value is inexact. Rounding the float32
+// again, to 16 bits, then gives the same as rounding the value once.
 float rounded_to_odd(double v) {
   const float f = float(v);
   if (double(f) == v || std::isnan(v) || std::isinf(v)) return f;
@@ -74,7 +74,7 @@ void to_integer(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// Changes an integer's width: keeps i.bytes of it and extends its sign, if any.
+// Changes an integer's width: keeps its lowest i.bytes, and extends the sign if i.variant is 1.
 void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
   const u64 mask = ~0ull >> (64 - 8 * i.bytes), sign = i.variant ? (mask >> 1) + 1 : 0;
   apply<u64>(w, i, lanes, [=](u64 v) { return ((v & mask) ^ sign) - sign; });
@@ -100,7 +100,7 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// Converts two float32 to a pair of halves. The first one becomes the upper half.
+// Converts two float32 to a pair of halves. The first float32 becomes the upper half.
 template <class To>
 void to_pair(Warp& w, const Instruction& i, u32 lanes) {
   const auto half = [](float v) { return half_of<To>(double(v)).bits; };

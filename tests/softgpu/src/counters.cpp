@@ -88,7 +88,7 @@ std::deque<Kept>& kept = *new std::deque<Kept>;  // never destroyed
 
 void set_bits(std::vector<u64>& bits, const Watched& r, u64 address, u32 bytes) {
   if (bits.empty()) bits.resize((r.end >> 6) - (r.begin >> 6) + 1);
-  // An access is aligned, so it does not cross 64 bytes.
+  // An access is aligned, so it does not cross a multiple of 64 bytes.
   bits[(address >> 6) - (r.begin >> 6)] |= ((1ull << bytes) - 1) << (address & 63);
 }
 u64 bits_set(const std::vector<u64>& bits) {

@@ -15,9 +15,9 @@ struct Operand {
   int64_t offset = 0;
 };
 
-// The names declared between two braces.
+// The names declared between a pair of braces.
 struct Scope {
-  std::map<std::string, std::pair<int, int>> registers;  // %r of %r<9>: first row, how many
+  std::map<std::string, std::pair<int, int>> registers;  // for %r<9>, %r: first row, count
   std::map<std::string, Variable> variables;
 };
 

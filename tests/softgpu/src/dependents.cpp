@@ -5,7 +5,7 @@
 
 namespace sg {
 
-// Variables of modules are not checked: no kernel of cunorm has one, but tests add some.
+// Does not check variables of modules: only tests add them, and touch them before the wait.
 void need_waited(Warp& w, const Instruction& i, u32 lanes, u8* const* at) {
   if (__builtin_expect(!running->launch.dependent, 1)) return;
   for_lanes(lanes & ~w.waited, [&](int lane) {

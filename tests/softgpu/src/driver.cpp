@@ -148,7 +148,7 @@ const Range* range_of(u64 address) {
 }
 
 // An array begins as NaNs, with a guard page before and after it. Variables of modules have no
-// guard pages: a process may have 65530 mappings, and adjacent mappings count as one.
+// guard pages: a process may have 65530 mappings, and neighbours without guard pages count as one.
 u64 allocate(size_t bytes, int device, bool is_array) {
   const size_t room = (bytes + kPage - 1) / kPage * kPage;
   u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,

@@ -33,7 +33,7 @@ enum Code {
 extern std::recursive_mutex& host_lock;
 void keep_error(const std::string& text);
 
-// Runs the work of a call. Returns the code of its error, or 0, and keeps the error's text.
+// Runs the work of a driver call. Returns 0, or keeps an error's text and returns its code.
 template <class Work>
 int status_of(Work work) {
   HOLD;
@@ -62,7 +62,7 @@ typedef std::pair<Stream*, u64> Position;  // a stream's work up to this number
 struct Work {
   std::function<void()> run;
   std::vector<Position> after;
-  bool is_free = false;  // frees memory: runs even after an error drops the queue
+  bool is_free = false;  // frees memory: runs even if an error drops the queue
 };
 struct Graph {
   std::vector<std::function<void()>> work;
@@ -75,7 +75,7 @@ struct Stream {
   u64 enqueued = 0, done = 0;
   std::deque<Work> queue = {};
   Graph* graph = nullptr;        // the graph that captures its work
-  u64 captured = 0, joined = 0;  // items captured; those awaited by another stream
+  u64 captured = 0, joined = 0;  // captured items; how many of them another stream awaits
 };
 Stream& stream_of(u64 handle);  // throws Error if there is none
 void enqueue(Stream&, std::function<void()> run, bool is_free = false);

@@ -140,7 +140,7 @@ void check_blocks(Function& f, const Launch& l) {
                                       name, l.dynamic_shared, f.shared)};
 }
 
-// Checks what a GPU rejects at the launch itself rather than when the stream reaches it.
+// Checks what a GPU rejects when a launch is enqueued, before the stream reaches it.
 void check_launch(Function& f, const Launch& l) {
   check_blocks(f, l);
   if (!f.cluster[0]) return;
@@ -189,7 +189,7 @@ static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** valu
   enqueue(stream, [=] { launch(f, l, bytes->data()); });
 }
 
-// Runs a call that needs a context. CuPy makes it without the runtime, which would create one.
+// Runs a call that needs a context: CuPy bypasses the runtime, which would create the context.
 template <class Work>
 int with_context(Work work) {
   return status_of([&] {
@@ -297,7 +297,7 @@ int cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** values, void**) 
     enqueue_launch(f, l, c->stream, values);
   });
 }
-// Returns in n how many clusters run at a time. 0 means that there is no room for one.
+// Returns in n how many clusters run at a time. 0 means that there is no room for a cluster.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
   return with_context([&] {
     const Launch l = launch_of(*c);

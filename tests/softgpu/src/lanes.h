@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Builds instructions from functions of one lane's values.
+// Makes operations on all lanes of a warp from functions of one lane's values.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -33,8 +33,8 @@ inline u64 to_bits(T v) {
   }
 }
 
-// Calls f(lane) for each lane in the mask. For a full mask the loop has a fixed length, so that it
-// vectorizes.
+// Calls f(lane) for each lane in the mask. For a full mask the loop has a fixed length, so that
+// compilers vectorize it.
 template <class F>
 inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
   if (lanes == 0xffffffffu) {
@@ -62,7 +62,7 @@ template <auto f, class... Sources>
 void each(Warp& w, const Instruction& i, u32 lanes) {
   apply<Sources...>(w, i, lanes, f);
 }
-// An instruction that applies f to `sources` sources of type T.
+// The instruction that applies f to its sources, which are as many as `sources` and of type T.
 template <auto f, class T, int sources>
 constexpr Operation each_of() {
   if constexpr (sources == 1)
@@ -85,7 +85,7 @@ inline T lesser(T a, T b) {
   if (a == b) return std::signbit(a) ? a : b;
   return a < b ? a : b;
 }
-// Makes an instruction run under its own rounding mode, if that mode is not to nearest.
+// If an instruction does not round to nearest, makes it run under its own rounding mode.
 void set_rounding(Instruction&);
 
 // An operation for each type with which an instruction's name may end. b32 and pred use the

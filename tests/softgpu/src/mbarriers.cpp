@@ -24,13 +24,13 @@ Mbarrier& mbarrier_at(Warp& w, const Instruction& i, int lane, u64 address, Spac
     if (const auto found = b.mbarriers.find(offset); found != b.mbarriers.end())
       return found->second;
   }
-  fail(w, i, lane, 719, "no mbarrier has begun at this address");
+  fail(w, i, lane, 719, "no mbarrier is initialized at this address");
 }
 u64 address_in(Warp& w, const Instruction& i, int lane) {
   return w.row(i.source[0])[lane] + u64(i.offset);
 }
 
-// Ends the phase if all threads and bytes have arrived: waiting threads see the messages' data.
+// Ends the phase if all threads and bytes have arrived. Waiting threads then see the sent data.
 void check_phase(Block& b, Mbarrier& m) {
   if (m.pending || m.bytes) return;
   for (const Message& message : m.messages) {
@@ -62,7 +62,7 @@ void arrive(Warp& w, const Instruction& i, u32 lanes) {
     Block* owner;
     Mbarrier& m =
         mbarrier_at(w, i, lane, address_in(w, i, lane), i.space, AccessKind::kSynchronizes, &owner);
-    if (m.pending == 0) fail(w, i, lane, 719, "more arrive at an mbarrier than it has begun with");
+    if (m.pending == 0) fail(w, i, lane, 719, "an mbarrier gets more arrivals than its count");
     --m.pending;
     m.bytes += i.sources > 1 ? int(w.row(i.source[1])[lane]) : 0;
     if (running->watch) m.sync.arrive(w, lane);
@@ -80,7 +80,7 @@ void send(Warp& w, const Instruction& i, u32 lanes) {
     Mbarrier& m = mbarrier_at(w, i, lane, w.row(i.source[i.sources - 1])[lane], i.space,
                               AccessKind::kSynchronizes, &owner);
     if (u64(p.at[lane] - owner->shared) >= owner->shared_bytes)
-      fail(w, i, lane, 719, "the mbarrier is another block's than what is stored to");
+      fail(w, i, lane, 719, "the mbarrier is not in the block to which the data are sent");
     for (int k = 0; k < i.elements; ++k) {
       u8* const to = p.at[lane] + k * i.bytes;
       m.messages.push_back({to, i.bytes, w.row(i.source[1 + k])[lane]});
@@ -93,7 +93,7 @@ void send(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// The fence itself orders nothing. The cluster's next barrier does.
+// The fence itself orders nothing: the cluster's next barrier makes the mbarriers visible.
 void publish(Warp& w, const Instruction&, u32 lanes) { w.published |= lanes; }
 
 }  // namespace
@@ -117,8 +117,7 @@ void wait_at_mbarrier(Warp& w, const Instruction& i, u32 lanes) {
 void check_messages(Warp& w, const Instruction& i, u32 lanes) {
   for (const auto& [offset, m] : w.block->mbarriers)
     if (!m.is_waited_for)
-      fail(w, i, __builtin_ctz(lanes), 719,
-           "a block ends that has not waited for what is sent to it");
+      fail(w, i, __builtin_ctz(lanes), 719, "a block ends without waiting for what is sent to it");
 }
 
 bool choose_mbarrier(Instruction& i, const Opcode& op) {

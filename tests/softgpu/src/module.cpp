@@ -11,7 +11,7 @@ namespace {
 
 bool is_name_char(char c) { return isalnum(u8(c)) || c == '_' || c == '.' || c == '$' || c == '%'; }
 
-// 0f and 8 digits, or 0d and 16 digits, are the bits of a floating-point number.
+// 0f and 8 hexadecimal digits, or 0d and 16, are the bits of a floating-point number.
 Token number(std::string word, int line) {
   Token token{Token::kNumber, word, 0, line};
   const char mark = word.size() > 2 && word[0] == '0' ? char(tolower(word[1])) : ' ';

@@ -99,7 +99,7 @@ bool choose_cluster_address(Instruction& i, const Opcode& op) {
   return op.type() == "u32";
 }
 
-// Returns the lane that a value comes from. Sets `ok` to whether both lanes are in one segment.
+// Returns the lane from which a value comes. Sets `ok` to whether both lanes are in one segment.
 int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) {
   const int bound = int(clamp_and_segment & 31), segment = int(clamp_and_segment >> 8 & 31);
   const int last = (lane & segment) | (bound & ~segment), first = lane & segment;

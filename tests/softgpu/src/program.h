@@ -10,7 +10,7 @@ namespace sg {
 struct Warp;
 struct Instruction;
 struct Watched;
-// Runs an instruction for the lanes of a warp in the mask.
+// Runs an instruction for those lanes of a warp that the mask `lanes` selects.
 using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
 // How the schedule handles an instruction. An instruction of kind kNormal is simply run.
@@ -26,8 +26,8 @@ enum Kind : u8 {
 };
 enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
-// In an address in shared memory, the bits from this one up hold one more than the block's rank in
-// the cluster. If they are 0, the address is in the block's own shared memory.
+// The bits of a shared address from this bit up are the rank of a block in the cluster, plus 1. If
+// these bits are 0, the address is in the shared memory of the thread's own block.
 constexpr u32 kRankShift = 24;
 
 // Operands are rows of the warp's register file. Row 0 takes results that are not used.
@@ -42,9 +42,9 @@ struct Instruction {
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
   bool ftz = false, saturate = false, integral = false;
   bool negate_guard = false, aligned = false;
-  int guard = -1;  // the row of its predicate
+  int guard = -1;  // the row of the predicate that guards it, or -1
   int dest[4] = {}, source[6] = {};
-  int members = 0;  // the source that is the mask of participating lanes
+  int members = 0;  // which source is the mask of participating lanes
   int target = 0, line = 0;
   int64_t offset = 0;  // added to the address
   // A cache: the allocation that was accessed last, and its entry for counters and races.
@@ -58,7 +58,7 @@ struct Opcode {
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
   bool has_result() const;  // false: all operands are sources
-  // The parts between base and type, except `without`, each with a dot before it.
+  // The parts between base and type, each after a dot, without the parts in `without`.
   std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
   const std::string& type() const { return parts.back(); }
@@ -115,7 +115,7 @@ struct Module {
   std::string line(int number) const;  // a line of the text
 };
 
-// The part of a declaration after its space: .align n, .ptr and so on, a type, a name, and sizes.
+// What follows the space in a declaration: .align n, .ptr and so on, a type, a name, and sizes.
 struct Declaration {
   std::string name;
   size_t align = 0, element = 0, bytes = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Finds races with vector clocks: two accesses to the same memory, of which one writes, by threads
-// that nothing orders. Barriers order the threads that arrive at them. Blocks of different clusters
-// are unordered. Atomic operations do not race with each other. Timing does not change the result.
+// Finds races with vector clocks. In a race, two threads access the same memory, at least one of
+// them writes, and nothing orders them. Barriers order the threads that arrive. Blocks of different
+// clusters are unordered. Two atomic operations do not race. Timing does not change the result.
 #include <algorithm>
 
 #include "threads.h"

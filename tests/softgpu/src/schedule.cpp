@@ -17,7 +17,7 @@ u64 next_random() {
   return x;
 }
 
-// Lanes that run together from one pc, and the next pc at which other lanes are.
+// Lanes that run together from one pc, and the nearest later pc of other lanes.
 struct Group {
   u32 lanes;
   int pc, reconvergence = kNobody;
@@ -176,7 +176,7 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
     moved |= run_warp(w, schedule);
     const bool waits = !lanes_in(w, State::kRuns);  // else its turn has ended
     if (moved && waits && schedule != Schedule::kLockstep)
-      return true;  // finishes a block before the next
+      return true;  // the first blocks run as far as they can
   }
   return moved;
 }

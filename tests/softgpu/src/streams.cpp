@@ -28,7 +28,7 @@ Stream& stream_of(u64 handle) {
   }
   Stream* s = reinterpret_cast<Stream*>(handle);
   if (std::find(streams.begin(), streams.end(), s) == streams.end() || !s->live)
-    throw Error{kInvalidHandle, "a stream that is not there"};
+    throw Error{kInvalidHandle, "there is no such stream"};
   return *s;
 }
 
@@ -63,7 +63,7 @@ static void put(Stream& s, Work work) {
     const bool ordered = s.legacy ? other->blocking : s.blocking && other->legacy;
     if (other->device != s.device || !ordered) continue;
     if (other->graph && !work.is_free)
-      throw Error{kCaptureImplicit, "the default stream would wait for one that is captured"};
+      throw Error{kCaptureImplicit, "the default stream would wait for a captured stream"};
     if (other->done < other->enqueued) work.after.push_back({other, other->enqueued});
   }
   s.queue.push_back(std::move(work));
@@ -93,7 +93,7 @@ static void finish(int device) {
 void finish() { finish(-1); }
 
 static void check_not_captured(const Stream& s) {
-  if (s.graph) throw Error{kCaptureUnsupported, "nobody can wait for a stream that is captured"};
+  if (s.graph) throw Error{kCaptureUnsupported, "nothing can wait for a captured stream"};
 }
 
 struct Event {
@@ -137,7 +137,7 @@ static Graph* end_capture(Stream& s) {
     joined &= t == &s || t->joined >= t->captured;
     t->graph = nullptr;
   }
-  if (!joined) throw Error{kCaptureUnjoined, "nobody waits for a stream that was captured, too"};
+  if (!joined) throw Error{kCaptureUnjoined, "nothing waits for another captured stream"};
   return graph;
 }
 
@@ -197,7 +197,7 @@ int cuEventQuery(Event* e) {
 }
 int cuEventSynchronize(Event* e) {
   return status_of([&] {
-    if (e->graph) throw Error{kCapturedEvent, "nobody can wait for an event that is captured"};
+    if (e->graph) throw Error{kCapturedEvent, "nothing can wait for a captured event"};
     if (e->stream) complete(*e->stream, e->position);
   });
 }

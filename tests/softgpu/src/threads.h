@@ -20,7 +20,7 @@ struct AsyncCopies {
   std::deque<std::vector<AsyncCopy>> groups;
 };
 
-// An asynchronous store to shared memory that has not arrived.
+// An asynchronous store whose data have not yet arrived in shared memory.
 struct Message {
   u8* to;
   u32 bytes;
@@ -50,9 +50,9 @@ struct Warp {
   u8 barrier[32];         // the barrier at which a lane waits
   u64 cluster_phase[32];  // the phase for whose end a lane waits
   Mbarrier* mbarrier[32];
-  u32 waited = 0;       // lanes that have waited for the launch before theirs
+  u32 waited = 0;       // lanes that have waited for the previous launch
   u32 published = 0;    // lanes whose mbarriers become visible at the cluster's next barrier
-  bool rotate = false;  // whether other lanes run first, after a long loop
+  bool rotate = false;  // whether lanes run in reverse order, after a long loop
   AsyncCopies copies[32];
   ThreadClock clock[32];  // only if races are checked
 
@@ -118,7 +118,7 @@ void arrive_at_block_barrier(Warp&, const Instruction&, u32 lanes);
 void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members have arrived
-bool release_waiting_lanes(Warp&);  // releases lanes whose mask's members have arrived
+bool release_waiting_lanes(Warp&);  // releases lanes if all lanes of their mask have arrived
 void end_threads(Warp&, const Instruction&, u32 lanes);
 void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
 void check_messages(Warp&, const Instruction&, u32 lanes);  // at the end of a block

@@ -28,7 +28,7 @@ struct ThreadClock {
   u32 epoch = 1;
   Clock seen;
 };
-// A synchronization: accesses of all threads that arrived become visible to threads that leave.
+// A synchronization: accesses of the threads that arrive become visible to the threads that leave.
 struct SyncPoint {
   std::vector<Clock> seen;
   std::vector<std::pair<u32, u32>> arrived;  // thread and epoch
@@ -84,7 +84,7 @@ struct Watch {
   u32 cluster = 0, cluster_threads = 0;
   std::map<u64, Watched> ranges;
   SharedCounts shared_loads, shared_stores;
-  std::vector<std::vector<ReadBy>> readers;  // by thread; the first is unused
+  std::vector<std::vector<ReadBy>> readers;  // each by thread; the first is unused
   size_t readers_used = 1;
   Error unwritten = {0, ""};  // a read before any write, reported unless a race follows
 };

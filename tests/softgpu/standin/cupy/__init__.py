@@ -2,8 +2,8 @@
 """The part of CuPy that cunorm and its tests use, on the software GPU's driver.
 
 The real NVRTC compiles kernels with the options that CuPy adds, and launches have the argument
-bytes of CuPy. Arrays have memory of exactly their size. Work of CuPy's current stream runs in the
-order of that stream.
+bytes of CuPy. Arrays have memory of exactly their size. Operations on arrays run in the order of
+the current stream.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ndarray:
         wanted = shape[0] if isinstance(shape[0], tuple) else shape
         try:
             return self._of(np.reshape(self._a, wanted, copy=False), self._owner)
-        except ValueError:  # it needs a copy
+        except ValueError:  # reshaping needs a copy
             copy = self.copy()
             return self._of(copy._a.reshape(wanted), copy._owner)
 
@@ -156,7 +156,7 @@ class ndarray:
     def get(self, *args, **kwargs):
         with self.device:
             stream = get_current_stream()
-            later(lambda: None, stream.ptr)  # the copy; the default stream waits for it
+            later(lambda: None, stream.ptr)  # the copy, which the default stream waits for
             stream.synchronize()
         return self._a.copy()
 

@@ -53,7 +53,7 @@ class Device:
 
     def __enter__(self):
         self._before.append(runtime.getDevice())
-        if self.id != self._before[-1]:  # otherwise CuPy creates no context
+        if self.id != self._before[-1]:  # CuPy creates no context for the current device
             runtime.setDevice(self.id)
         return self
 
@@ -67,7 +67,7 @@ class Device:
 
 class _Current(threading.local):
     def __init__(self):
-        self.streams = defaultdict(lambda: [Stream.null])  # by device; the last one is current
+        self.streams = defaultdict(lambda: [Stream.null])  # by device; the last stream is current
 
 
 class ExternalStream:
@@ -174,10 +174,10 @@ _freed = set()  # (device, stream, size)
 
 
 class Memory:
-    """Memory of exactly its size, freed in the order of the stream that it was allocated on.
+    """Memory of exactly the given size, freed in the order of the stream that allocated it.
 
     CuPy reuses memory that was freed on the same stream. A capture cannot allocate memory, but gets
-    memory if as much was freed on its stream before.
+    memory if as much was freed before on the captured stream.
     """
 
     def __init__(self, size):
