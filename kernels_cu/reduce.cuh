@@ -95,9 +95,9 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   return warp_all_reduce<lanes, Op>(v);
 }
 
-// Values that a cluster's warps send to each block. Two halves are enough: a warp sends a turn's
-// values only after its shuffles have used the values of the turn before. So a thread that has
-// received a turn's values from all warps may overwrite the values of the turn before. A block
+// Values that a cluster's warps send to each block. Two halves are enough: a warp sends the values
+// of turn t only after its shuffles have used those of turn t - 1. So a thread that has received
+// the values of turn t from all warps may overwrite those of turn t - 1. A block
 // waits for all values that are sent to it, so nothing is sent to a block that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {

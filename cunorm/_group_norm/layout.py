@@ -128,7 +128,7 @@ def group_geometry(
     else:
         nearer = None if fits_last else _nearer_to_last(x, last)
         results_last = channel_axis == -1 if nearer is None else nearer
-        # One position, or one channel, has the same memory in both layouts. Longer lines are fast.
+        # With one position, or one channel, both layouts are the same. Longer lines are fast.
         same = positions == 1 or channels == 1
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first

@@ -3,7 +3,7 @@
 
 The tiles of a sample depend only on its shape, the operands' dtypes and the GPU; so does the choice
 whether one launch makes all passes. So a sample's results depend neither on other samples nor on
-alignment. No result depends on a CPU's launches.
+alignment. A CPU's plan of launches changes no result.
 """
 
 from dataclasses import replace

@@ -31,7 +31,7 @@ class Expected(NamedTuple):
     """The exact results of a norm, and bounds of a kernel's errors.
 
     `errors` has each field's error before it is stored, which broadcasts to the field's shape. The
-    error of a sum over rows is a pair: the sum of the summands' magnitudes, and a further error.
+    error of a sum over rows is a pair: the sum of the summands' magnitudes, and an error to add.
     """
 
     exact: Any
