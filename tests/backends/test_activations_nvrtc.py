@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """NVRTC compiles activations to few registers, and float activations without function calls.
 
-No GPU is needed. A thread of the kernel has one point.
+No GPU is needed. Each thread of the kernel computes one point.
 """
 
 import pytest
@@ -61,12 +61,12 @@ def test_an_activation_stays_in_registers_and_a_value_needs_no_derivative(text, 
     if kind == "float" and name not in ("identity", "relu"):
         assert SLOW_PATH not in cubin
         _, value, _ = compiled(text, name, kind, slope=0)
-        assert value.count(";") < both.count(";") - 4, "a derivative costs no more than a store"
+        assert value.count(";") < both.count(";") - 4, "a value alone takes as many instructions"
         assert value.count("ex2.") == 1
         assert both.count("ex2.") == (2 if name in ("tanh", "gelu") else 1)
 
 
-def test_the_check_sees_a_slow_path(text):
+def test_a_division_with_a_slow_path_is_found(text):
     right = "__fdividef(1.0f, v)"
     assert right in text
     assert SLOW_PATH in compiled(text.replace(right, "1.0f / v"), "silu", "float")[0]

@@ -71,7 +71,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
         "def changed(first, last, byte): return whole[:first] + byte + whole[last:]\n"
         "hole, cut = changed(4096, 8192, bytes(4096)), changed(4096, len(whole) - 32, b'')\n"
         "for damaged in (b'', whole[:4096], changed(9, 10, b'?'), hole, cut):\n"
-        "    library.unlink()  # as its old content is mapped\n"
+        "    library.unlink()  # this process still has the old file mapped\n"
         "    library.write_bytes(damaged)\n"
         "    described.clear_all()\n"
         "    caches.check()\n"
@@ -95,7 +95,7 @@ def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
 
 def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", "/some/where")
-    monkeypatch.setitem(sys.modules, "cupy", None)  # makes its import fail
+    monkeypatch.setitem(sys.modules, "cupy", None)  # makes `import cupy` fail
     assert str(cunorm.cache_info().cupy_folder) == "/some/where"
     monkeypatch.delenv("CUPY_CACHE_DIR")
     assert cunorm.cache_info().cupy_folder.parts[-2:] == (".cupy", "kernel_cache")
@@ -108,7 +108,7 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
 
 
 def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypatch):
-    """Calls that were cached before compile again too."""
+    """A call that was in the cache of calls compiles again too."""
     found, x, out = compiled(monkeypatch), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
     for times in (1, 2):
         for _ in range(2):
@@ -146,7 +146,7 @@ def test_only_files_with_names_of_cunorm_are_counted_and_removed(folder, tmp_pat
     assert within.exists()
 
 
-def test_files_that_killed_compiles_left_are_removed_after_a_day(tmp_path):
+def test_files_left_by_killed_compiles_are_removed_after_a_day(tmp_path):
     """The folder of a running compile and folders with similar names are not touched."""
     with separate_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
         started().wait()
@@ -228,7 +228,7 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
     for thread in threads:
         thread.start()
     for _ in range(3):
-        done.wait(0.3)  # a call fails if it is cleared three times
+        done.wait(0.3)  # a call fails if its build is cleared three times
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()

@@ -86,7 +86,7 @@ def test_a_cache_that_can_never_be_made_is_replaced_for_the_process(tmp_path, ab
         assert cunorm.cache_info().folder.is_dir()
 
 
-def test_without_any_folder_to_write_to_an_error_says_which_variable_names_one(
+def test_if_no_folder_is_writable_an_error_says_which_variable_names_a_folder(
     tmp_path, monkeypatch
 ):
     (tmp_path / "cache").touch()

@@ -122,8 +122,8 @@ def faulty(tmp_path, request):
     """Use a compiler that fails with OpenMP while a flag file exists."""
     flag, openmp = (
         tmp_path / "flag",
-        tmp_path / "openmp",
-    )  # a compile with OpenMP creates the second
+        tmp_path / "openmp",  # a compile with OpenMP creates it
+    )
     flag.touch()
     fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
     text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'

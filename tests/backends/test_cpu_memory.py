@@ -28,7 +28,7 @@ def assembly(build, folder):
 @compiles
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
-    reason="it is not known what prefetches are called there",
+    reason="the names of prefetches on this machine are not known",
 )
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -52,7 +52,7 @@ def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
 
 
 def reads_memory(build):
-    """Return whether a build reads x from memory, not sums or what an earlier pass prefetched."""
+    """Return whether a build reads x from memory; others read sums, or x that was prefetched."""
     macros = dict(build.macros)
     if build.kernel.startswith("row_norm"):
         return True

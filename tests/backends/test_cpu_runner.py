@@ -23,8 +23,8 @@ from tests.support.internals import (
 
 pytestmark = compiles
 
-# A block records how often it ran, its begin and end by a clock that all kernels share, and its
-# thread. The first block of a grid is slow.
+# A block records how often it ran, when it began and ended (by a clock that all kernels share), and
+# its thread. The first block of a grid is slow.
 KERNEL = """
 #include "device.h"
 #include "simd_streaming.h"
@@ -62,7 +62,7 @@ def entry(tmp_path_factory):
 
 
 def calls_of(grids, work, parts=None):
-    """Yield calls with these numbers of blocks and elements; their arrays are logs and a clock."""
+    """Yield a call for each grid, on arrays for logs and a clock; `work` counts elements."""
     names = [f"notes {number}" for number in range(len(grids))]
     slots = {name: slot for slot, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
@@ -75,7 +75,7 @@ def calls_of(grids, work, parts=None):
 
 @pytest.fixture
 def run(entry, monkeypatch):
-    """Return a function that runs kernels on several threads, twice, and returns their logs."""
+    """Return a function that runs kernels twice on several threads, and returns the last logs."""
     monkeypatch.setattr(_cpu, "libraries", lambda builds: [entry for _ in builds])
 
     def run(grids, threads, work=None):
@@ -113,7 +113,7 @@ def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):
-    """It stays there even after a kernel that several threads shared."""
+    """Little work stays there even after a kernel that several threads shared."""
     (few,) = run((3,), 2, work=[100])
     many, alone = run((40, 1), 2, work=[1 << 20, 100])
     (own,) = set(few[:, 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA launcher: arguments, device and stream of a launch, and its errors."""
+"""The CUDA launcher: a launch's arguments, device and stream; clusters; errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.internals import (
 )
 
 pytestmark = pytest.mark.gpu
-software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
+software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs the software GPU's settings")
 
 PROBE = """
 struct Arguments { long long* out; long long value; double scale; };
@@ -138,7 +138,7 @@ GPU = Device("cuda", 0)
 
 @pytest.fixture
 def pairs(cupy, monkeypatch):
-    """Make the small kernel a kernel of clusters; load its build, and return it."""
+    """Make the small kernel a kernel of clusters; load and return its build."""
     if int(cupy.cuda.Device(0).compute_capability) < 90:
         pytest.skip("clusters need compute capability 9.0")
     source = PROBE.replace("void probe", "void CLUSTER_OF probe")
@@ -153,7 +153,7 @@ def in_new_thread(work):
 
 
 @software
-def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_memory(pairs):
+def test_a_gpu_says_whether_clusters_with_the_shared_memory_of_a_launch_fit(pairs):
     for shared in (0, 100_000):
         assert _cuda.fits_cluster(Launch(pairs, 2, 32, shared=shared), GPU)
     with pytest.raises(RuntimeError, match=r"INVALID_VALUE: .* 300000 bytes of dynamic"):
@@ -166,7 +166,7 @@ def test_a_thread_without_a_context_finds_the_same_room(pairs):
 
 
 def test_a_thread_without_a_context_loads_what_cupy_has_loaded(pairs):
-    """CuPy makes a context to load a module, but keeps the modules that it has loaded."""
+    """CuPy makes a context when it loads a module, but none for a module that it has kept."""
     cunorm.clear_cache()
     assert in_new_thread(lambda: _cuda.prepare(pairs, GPU))
 
@@ -176,7 +176,7 @@ def test_a_thread_without_a_context_loads_what_cupy_has_loaded(pairs):
     [
         ({"cuOccupancyMaxActiveClusters": lambda *given: 201}, "CUDA_ERROR_INVALID_CONTEXT"),
         ({"cuOccupancyMaxActiveClusters": lambda *given: 912}, False),  # INVALID_CLUSTER_SIZE
-        ({"cuOccupancyMaxActiveClusters": lambda *given: 0}, False),  # and the number stays 0
+        ({"cuOccupancyMaxActiveClusters": lambda *given: 0}, False),  # success, but 0 clusters fit
         ({}, False),  # a driver older than clusters
     ],
 )
@@ -230,7 +230,7 @@ def test_a_failed_compile_names_build_options_and_first_errors(cupy, monkeypatch
 
 
 def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
-    missing = "#include <missing/cuda_bf16.h>\n"  # CuPy itself may find installed headers
+    missing = "#include <missing/cuda_bf16.h>\n"  # CuPy itself may find cuda_bf16.h
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"{missing}{PROBE}")
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CuPy has the attributes that the launcher uses, and the stand-in adds the same options."""
+"""CuPy has the attributes that the launcher uses; CuPy's stand-in adds CuPy's compile options."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 
 
 @pytest.mark.skipif(PathFinder.find_spec("cupy", SEARCHED) is None, reason="CuPy is not installed")
-def test_cupy_takes_our_argument_block_and_our_options():
+def test_cupy_accepts_the_launchers_argument_block_and_options():
     """This needs another process: without a GPU, `import cupy` imports the stand-in here."""
     args = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = os.pathsep.join(path for path in args if path != softgpu.STANDIN)

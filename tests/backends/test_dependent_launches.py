@@ -39,13 +39,13 @@ def dependent(monkeypatch) -> Iterator[list[str]]:
 
 
 def rows(gpu, count=5):
-    """Make a backward of rows, and return its gradients."""
+    """Call a backward on rows, and return its gradients."""
     x, rstd = (gpu.put(draw(name, (count, 33)[:n], "float32")) for name, n in (("x", 2), ("r", 1)))
     return cunorm.rms_norm_backward(x, x, gpu.put(draw("w", (33,), "float32")), rstd=rstd)
 
 
 def samples(gpu, count=2):
-    """Make a forward and a backward of samples with two launches each, and return their results."""
+    """Call a forward and a backward on samples, with two launches each; return all results."""
     x = gpu.put(draw("x", (count, 8193, 2), "float32"))
     weight = gpu.put(draw("w", (8193,), "float32"))
     norm = {"num_groups": 1, "channel_axis": 1}

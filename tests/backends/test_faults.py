@@ -162,7 +162,7 @@ import signal, time
 from tests.support import caches
 os.chdir(os.environ["FOLDER"])
 os.setsid()
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored SIGINT
 def warm_up():
     cunorm.warmup("l2_norm", 4, ["float32", "float64"], device="cpu", rows=1, progress=False)
 for call in caches.check, warm_up, lambda: cunorm.rms_norm_backward(x, x, x[0], rstd=x[:, 0]):
@@ -175,7 +175,7 @@ for call in caches.check, warm_up, lambda: cunorm.rms_norm_backward(x, x, x[0], 
         pass
     else:
         raise AssertionError
-    end = time.monotonic() + 20  # a thread whose compiler was ended may have to remove its files
+    end = time.monotonic() + 20  # a thread may still remove the files of its ended compiler
     while left := [*cunorm.cache_info().folder.iterdir(), *threading.enumerate()[1:]]:
         assert time.monotonic() < end, (call, left)
         time.sleep(0.01)

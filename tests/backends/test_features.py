@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The features that launch plans use: by a GPU's compute capability, or by name."""
+"""A GPU's compute capability, or CUNORM_FEATURES, says which features launch plans use."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_info_names_the_features_in_use_and_how_they_are_tested(monkeypatch, cap
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="needs the software GPU's settings")
 def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
     """8 blocks of twice the threads replace 16; tests/gpu/test_clusters.py compares the bits."""
     import cupy
@@ -116,7 +116,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """Here a cluster fits if each of its blocks takes a multiprocessor of its own."""
+    """Here a cluster fits if it has at most 8 blocks, and no two of them fit a multiprocessor."""
     limits = limits_of("90")
 
     def fits(launch, device):
@@ -156,7 +156,7 @@ def launches(features: Features) -> Iterator[tuple[RowShape, Launch]]:
         yield walk, cuda_backward(backward, walk, 16, limits_of("90", features))
 
 
-def test_a_grid_is_whole_clusters_of_every_group_whose_sums_fit_the_workspace():
+def test_a_grid_has_whole_clusters_for_every_group_and_its_sums_fit_the_workspace():
     sizes = set()
     assert {launch.build.cluster for _, launch in launches(COPIES)} == {1}
     for walk, launch in launches(WITH_CLUSTERS):

@@ -31,8 +31,8 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = needs_a_compiler
 
 # A program that runs a list of kernels (see launch.h). Its arguments are a file that holds the
-# arrays, their addresses (as offsets in the file) and the list (functions are indices of
-# libraries); the position and number of the addresses; the number of threads; the libraries.
+# arrays, their addresses (as offsets in the file) and the list (with indices of libraries in place
+# of functions); the position and number of the addresses; the number of threads; the libraries.
 PROGRAM = r"""
 #include <cstdlib>
 #include <dlfcn.h>
@@ -107,7 +107,7 @@ class Emulator:
         return _dispatch.Loaded(run)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function with all kernels compiled for ARM, and run in the emulator."""
+        """Call a function whose kernels are compiled for ARM and run in the emulator."""
         environment = {"CXX": COMPILER, "CUNORM_CXXFLAGS": "-O1", "OMP_NUM_THREADS": "2"}
         with fresh_process(CUNORM_CACHE_DIR=self.folder / "cache", **environment) as patch:
             patch.setattr(_compile, "entry_of", self.load)
@@ -160,7 +160,7 @@ CASES = {
 }
 
 
-IN_CI = {  # the others are exhaustive, as are these on the other machine
+IN_CI = {  # all other pairs of a case and a machine are exhaustive
     ("pre-gated layer_norm of float16", "x86-64"),
     ("gated rms_norm of float32, backward", "x86-64-v3"),
     ("group_norm of 48 channels of bfloat16, channels last", "x86-64-v3"),
@@ -174,7 +174,7 @@ def on_machines():
 
 
 @pytest.mark.parametrize(("case", "machine"), [*on_machines()])
-def test_fewer_instructions_give_the_same_bits(case, machine):
+def test_older_instruction_sets_give_the_same_bits(case, machine):
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     call = call_of(*CASES[case], OnNumpy())

@@ -98,6 +98,6 @@ def test_a_process_killed_at_50_random_moments_of_a_real_compile_leaves_the_next
         were_compiling += len(temporary)
         assert start().wait() == 0
         for folder in temporary:
-            shutil.rmtree(folder, ignore_errors=True)  # its compiler may still run
+            shutil.rmtree(folder, ignore_errors=True)  # a compiler may still write there
     print(f"{were_compiling} of 50 in a compile")
     assert were_compiling > 5

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Without memory a call fails or uses fewer threads; the next call is right, and nothing leaks.
 
-The limits are of the address space, in processes of their own.
+Each test limits the address space of a separate process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fails(call, **arrays):
     check(0)
 
 check(0)
-# A result, and a workspace for sums.
+# First a result finds no memory, then a workspace for sums.
 fails(cunorm.rms_norm, x=large)
 dy = np.ones((64, 1 << 18), np.float32)
 out = cunorm.NormGrads(dx=dy, dweight=np.empty(1 << 18, np.float32))
@@ -99,7 +99,7 @@ for work in 1, 1 << 20:
 """
 
 
-def test_a_failed_allocation_raises_or_is_done_without_and_the_next_call_is_right():
+def test_a_failed_allocation_raises_or_leaves_fewer_threads_and_the_next_call_is_right():
     # Without MALLOC_ARENA_MAX, glibc reserves memory for further arenas beyond the limit.
     in_process(LIMITED + SUMS + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
 

@@ -3,7 +3,7 @@
 
 Plans are made for a GPU of the architecture, and fit its resources.
 
-`pytest -m exhaustive tests/backends/test_nvrtc.py` compiles the rest of the covers.
+`pytest -m exhaustive tests/backends/test_nvrtc.py` compiles the builds that CI leaves out.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tests.support.nvrtc_covers import (
 )
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
-SHARES = 64  # tests that share a cover
-# The bytes of shared memory that kernels may declare: row norms with dynamic shared memory, and
-# other kernels. The bytes that the driver takes for each block.
+SHARES = 64  # parts of a cover, one for each test
+# The bytes of shared memory that a kernel may declare: a row norm with dynamic shared memory, then
+# any other kernel. Last, the bytes that the driver takes for each block.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10
 SENT = 48  # further bytes that a cluster's block may declare for each warp
 REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
@@ -126,7 +126,7 @@ def test_the_covers_have_every_kind_of_plan():
                 *((cluster, True) for cluster in clusters & {1, 16}),
             }
             assert {plan["THREADS_PER_ROW"] for plan in plans} > {"4", "32", "256", "512"}
-            if architecture == "90":  # replaces a cluster of 16
+            if architecture == "90":  # a cluster of 8 can replace one of 16
                 assert ("8", "512") in {(plan.get("CLUSTER"), plan["THREADS"]) for plan in plans}
         found |= {(is_streamed(p), p["STAGES"] > "0", p["SUMS_IN_SHARED"]) for p in backward}
     assert len(found) == 5
@@ -150,7 +150,7 @@ def is_streamed(macros: dict[str, str]) -> bool:
     return width > prod(held)
 
 
-def test_the_check_sees_a_spill():
+def test_a_build_that_spills_is_found():
     operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
     types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))
     build = cuda_forward(types, RowShape(ROWS, 16384), 16, limits_of("90")).build

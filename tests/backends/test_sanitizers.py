@@ -90,7 +90,7 @@ CHANGES = {
     "omp_get_num_threads()": "threads",
     "#pragma omp barrier": "pthread_barrier_wait(&barrier);",
     "    return 0;\n  }\n#endif": "    });\n    return 0;\n  }\n#endif",
-    "  threads = threads_that_start(threads);\n": "",  # of OpenMP
+    "  threads = threads_that_start(threads);\n": "",  # for OpenMP only
     "// Runs a thread's share": PARALLEL + "// Runs a thread's share",
 }
 

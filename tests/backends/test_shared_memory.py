@@ -91,9 +91,9 @@ def test_no_plan_exceeds_a_gpus_shared_memory_or_the_documented_workspace(archit
         if launch.shared:
             used = blocks * (launch.shared + DECLARED + DRIVER)
             assert used <= gpu.shared_memory_per_sm, launch
-        assert blocks * launch.block * 32 <= 1 << 16, "a thread has 32 registers at least"
+        assert blocks * launch.block * 32 <= 1 << 16, "a thread has at least 32 registers"
         several = int(macros["THREADS_PER_ROW"]) < launch.block
-        assert not several or macros["SUMS_IN_SHARED"] == "true", "teams add up there"
+        assert not several or macros["SUMS_IN_SHARED"] == "true", "teams add up in shared memory"
         assert macros["STAGES"] == "0" or gpu.features.async_copies
         size = workspace_size(types.compute, walk, gpu.sm_count)
         if types.dweight or types.dbias:

@@ -31,8 +31,8 @@ def set_threads():
 # --- several threads at once ----------------------------------------------------------------------
 
 SMALL = [(name, None) for name in FUNCTIONS]
-# Rows for all threads and for one thread; samples for one launch and for several launches, which
-# need different amounts of a thread's scratch memory.
+# Rows for all threads and for one thread; samples for one launch and for several launches. The
+# calls need different amounts of a thread's scratch memory.
 LARGE = [("layer_norm_backward", shape) for shape in ((600, 257), (2, 70_000))]
 LARGE += [("group_norm_forward", shape) for shape in ((2, 300, 40), (2, 4900, 8), (40, 30, 40))]
 LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
@@ -158,7 +158,7 @@ def test_subnormal_results_are_kept(set_threads):
 
 @posix
 @pytest.mark.parametrize("chosen", [None, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_openmp_is_loaded_with_short_waits_that_only_it_sees(chosen, monkeypatch, tmp_path):
+def test_openmp_is_loaded_with_short_waits_that_only_openmp_sees(chosen, monkeypatch, tmp_path):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     if chosen:

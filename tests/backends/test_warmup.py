@@ -175,5 +175,5 @@ def test_a_warmup_counts_and_keeps_any_number_of_kernels(cuda_loads):
         return cunorm.warmup("l2_norm", widths, "float32", device="cuda", **more).compiled
 
     assert compiled(1, 1061) == 1060
-    assert compiled(1, 1061) == 0, "some of them were forgotten"
+    assert compiled(1, 1061) == 0, "some kernels were forgotten"
     assert cunorm.cache_info().cuda_kernels == len(cuda_loads) == 1060

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How `warmup` runs: parallel builds, a progress bar, clear errors; and its command."""
+"""How `warmup` and its command run: parallel builds, a progress bar, clear errors."""
 
 from __future__ import annotations
 

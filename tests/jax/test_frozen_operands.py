@@ -80,7 +80,7 @@ NETS = {
 
 
 def losses(net):
-    """Return a net's loss with cunorm's functions, and that with formulas."""
+    """Return two losses of a net: with cunorm's functions, and with formulas."""
     nets = [net(partial(getattr, module)) for module in (cunorm.jax, jax_formulas)]
     return [lambda *arrays, run=run: (run(*arrays) ** 3).sum() for run in nets]
 
@@ -155,7 +155,7 @@ def test_transformed_norms_have_the_gradients_of_the_operands_that_are_not_froze
     arrays = drawn((2, 5), 5, 5)
     losses_ = []
     for module in (cunorm.jax, jax_formulas):
-        run = FORMS[form](weighted(partial(getattr, module)))  # once: JAX keeps its traces
+        run = FORMS[form](weighted(partial(getattr, module)))  # once, as JAX keeps its traces
         losses_.append(lambda *arrays, run=run: (run(*arrays) ** 3).sum())
     assert_gradients(*losses_, [1, 2, 0, (0, 2), 1], arrays)
 

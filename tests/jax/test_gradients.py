@@ -20,7 +20,7 @@ import cunorm.jax  # noqa: E402
 from tests.support.jax_frames import calls_of  # noqa: E402
 
 SHAPE = (2, 3, 4)
-# The function, its operands besides x, and its options: most have builds of `torch_cases`.
+# The function, its operands besides x, and its options. Most cases use builds of `torch_cases`.
 PRE = {"gate_position": "pre", "center": True}
 CASES = [
     ("rms_norm", ("weight", "gate"), {"axis": 1}),
@@ -122,7 +122,7 @@ def test_gradients_that_nobody_wants_are_not_computed(wanted):
     assert backward.results == [(arrays[wanted].shape, "float64")]
 
 
-def test_every_function_takes_the_arguments_of_its_namesake_except_memory():
+def test_every_function_accepts_the_arguments_of_its_namesake_except_memory():
     for name in cunorm.jax.__all__:
         own = inspect.signature(getattr(cunorm.jax, name)).parameters
         plain = dict(inspect.signature(getattr(cunorm, name)).parameters)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The handlers that XLA calls: on a GPU, with frames like XLA's; and their errors."""
+"""The handlers that XLA calls: calls on a GPU, with frames like XLA's; errors."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
-    """The numbers are the same; each call runs on its own stream of XLA."""
+    """All calls give the same numbers; each call runs on another stream of XLA."""
     gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
     load = _handler._load_on_cuda
     monkeypatch.setattr(_handler, "_load_on_cuda", lambda *args: loads.append(args) or load(*args))
@@ -213,7 +213,7 @@ def test_an_api_of_another_version_is_refused_before_anything_is_read(version):
     assert f"is of version {version[0]}.{version[1]}, expected 0.3 or a later 0.x" in api.errors[0]
 
 
-def test_fields_that_no_call_on_a_cpu_reads_lie_where_jaxlibs_header_says():
+def test_fields_that_no_call_on_a_cpu_reads_are_where_jaxlibs_header_says():
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     body = re.search(r"struct XLA_FFI_Stream_Get_Args {(.*?)\n}", header, re.S)[1]
     fields = re.findall(r"^  [\w\s*]*?[\s*](\w+);", re.sub(r"//.*", "", body), re.M)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The plain functions on JAX arrays: XLA makes the call, in its own memory."""
+"""The plain functions on JAX arrays: XLA makes the call, on the arrays' own memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_xla_calls_every_function_on_the_arrays_own_memory(name, kind, monkeypat
         return calls[-1]
 
     monkeypatch.setattr(_handler._Executable, "pointers", see)
-    if name == "group_norm_backward":  # the other formulas hold for any statistics
+    if name == "group_norm_backward":  # it needs the statistics of x
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])
         arrays |= {key: getattr(saved, key).astype(np.float32) for key in ("mean", "rstd")}
     given = arrays | {key: kind.put(array) for key, array in arrays_of(arrays).items()}
@@ -119,7 +119,7 @@ def test_wrong_input_gives_the_error_of_numpy_arrays_and_nothing_is_traced(name)
             with pytest.raises((TypeError, ValueError)) as caught:
                 WRONG[name](one)
             errors.append((caught.type, str(caught.value)))
-            assert not getattr(caught.value, "__notes__", []), "of JAX's tracing"
+            assert not getattr(caught.value, "__notes__", []), "JAX traced the call"
     assert len(set(errors)) == 1, errors
 
 

@@ -55,7 +55,7 @@ assert [text in str(warning.message) for warning in caught] == [True], caught
     )
 
 
-def test_a_jax_of_another_interface_is_refused_and_served_by_the_plain_functions(tmp_path):
+def test_cunorm_jax_refuses_a_jax_of_another_interface_but_plain_functions_serve_it(tmp_path):
     """An import of cunorm.jax also imports no other framework."""
     header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
     header.parent.mkdir(parents=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax under JAX's transformations, in float32, against JAX's own formulas."""
+"""cunorm.jax under JAX's transformations, in float32, compared with formulas in JAX."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_batch_equals_its_examples_and_is_one_call_if_they_share_parameters(na
     with jax.default_device(kind().device):
         compare(transform, norm, arrays)
     text = lowered(transform(getattr(cunorm.jax, norm)), *arrays, platform=kind.platform)
-    assert ("stablehlo.while" not in text) == is_one_call  # a loop over examples
+    assert ("stablehlo.while" not in text) == is_one_call  # loops over examples
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
@@ -233,7 +233,7 @@ def test_a_second_derivative_is_refused_wherever_the_norm_stands(name, loop):
 
 
 @pytest.mark.parametrize("loop", ["a call", "checkpoint", "scan"])
-def test_forward_mode_is_jaxs_error_and_the_transpose_of_a_linearized_norm_is_its_gradient(loop):
+def test_forward_mode_raises_jaxs_error_and_a_linearized_norm_transposes_to_its_gradient(loop):
     (x,) = drawn((2, 8))
     run = LOOPS[loop](OF_ONE["a weight"])
 
@@ -248,7 +248,7 @@ def test_forward_mode_is_jaxs_error_and_the_transpose_of_a_linearized_norm_is_it
 
 
 def test_an_object_with_a_jax_array_is_accepted_as_in_jax_numpy():
-    class Parameter:  # as Flax's nnx.Param
+    class Parameter:  # like Flax's nnx.Param
         def __init__(self, array):
             self.array = array
 

@@ -71,7 +71,7 @@ def breakages() -> list[Breakage]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the selected breakages; return 1 if one is not seen."""
+    """Run the selected breakages; return 1 if any breakage is not seen."""
     options = _arguments(argv)
     chosen = [one for one in breakages() if _is_chosen(one, options)]
     if not chosen:

@@ -51,7 +51,7 @@ class Tree:
         return cls(folder / name, folder)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the tests: caches depend only on the copies' sources."""
+        """Return the tests' environment; copies share caches, as sources decide a build's name."""
         caches = {name: os.environ.get(name) or str(self.folder / name) for name in CACHES}
         # No .pyc files: a file that changes twice within a second may keep a stale one.
         more = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}

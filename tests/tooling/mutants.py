@@ -2,11 +2,11 @@
 """`python -m tests.tooling.mutants`: changing a token of a kernel makes some test fail.
 
 Mutants of all kernels and headers are drawn, at least two of each file and more of long files. Each
-mutant is made in a copy of the working tree. There the tests that `mutants.toml` lists for its file
-run up to the first failure, the likeliest failures first. A mutant that does not compile is
-replaced by the next one of its file. If a mutant survives, the exit status is 1, unless
-`mutants.toml` lists it with the reason why no test can see it. A seed gives the same mutants of the
-same text, and nearly the same of a changed text.
+mutant is made in a copy of the working tree. There the tests that `mutants.toml` lists for that
+file run up to the first failure. The tests that are most likely to fail run first. A mutant that
+does not compile is replaced by the next mutant of its file. The exit status is 1 if a mutant
+survives and `mutants.toml` does not say why no test can see it. A seed draws the same mutants of
+the same text, and nearly the same mutants of a changed text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIST = Path(__file__).with_name("mutants.toml")
 FOLDERS = ("kernels_cu", "cunorm/_backends/cpu/include/host")
 MIN_MUTANTS = 2  # of each file
 MAX_SECONDS = 1800
-# A test that hangs ends the run, whose tests take a minute at most.
+# A test that hangs ends the run; each other test takes a minute at most.
 HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
 _COUNTED = (KILLED, EQUIVALENT, SURVIVED)
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
     skips: list[Skip]
     equivalents: dict[tuple[str, str], str]  # file and change: why
-    first_tests: dict[str, list[str]]  # by file, or by folder for its other files
+    first_tests: dict[str, list[str]]  # by file, or by folder for all other files
     last_tests: dict[str, list[str]]  # by the beginning of a file's name
 
     def tests_of(self, file: str) -> list[str]:
@@ -99,7 +99,7 @@ def all_mutants(skips: list[Skip]) -> dict[str, list[Mutant]]:
 
 
 def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
-    """Return how many mutants to draw from each file, about in proportion to its mutants."""
+    """Return how many mutants to draw from each file, about in proportion to how many it has."""
     least = {name: min(MIN_MUTANTS, size) for name, size in sizes.items()}
     rest = max(0, count - sum(least.values()))
     left = {name: size - least[name] for name, size in sizes.items()}
@@ -113,7 +113,7 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw mutants and run their tests; return 1 if one survives that is not equivalent."""
+    """Draw mutants and run their tests; return 1 if a mutant that is not equivalent survives."""
     options, known = _arguments(argv), settings()
     if options.quick:
         known = known._replace(last_tests={})
@@ -142,12 +142,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.tooling.mutants", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--count", type=int, default=110, help="how many")
+    parser.add_argument("--count", type=int, default=110, help="how many mutants are drawn")
     parser.add_argument("--seed", default="1", help="another seed draws other mutants")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
-    parser.add_argument("--only", default="", help="with this in file:line: change")
-    parser.add_argument("--quick", action="store_true", help="without the last tests")
-    parser.add_argument("--list", action="store_true", help="print all in their order, run none")
+    parser.add_argument("--jobs", type=int, default=1, help="how many run at the same time")
+    parser.add_argument("--only", default="", help="mutants with this text in file:line: change")
+    parser.add_argument("--quick", action="store_true", help="leave out the last tests")
+    parser.add_argument("--list", action="store_true", help="print all in order, run none")
     return parser.parse_args(argv)
 
 
@@ -230,7 +230,7 @@ def verdict(ran: Ran) -> tuple[str, str]:
 
 
 def _print_totals(found: list[Outcome]) -> None:
-    """Print how many of each file, and of all, were killed, equivalent, and survived."""
+    """Print how many mutants of each file, and of all, were killed, equivalent or survived."""
     counts = Counter((one.mutant.file, one.status) for one in found)
     names = sorted({one.mutant.file for one in found})
     for name in (*names, "all"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Mutants of a C++ text: one token, condition or statement is replaced.
 
-The text is formatted by clang-format: a binary operator has spaces on both sides, and the brackets
-of templates, pointers and references do not.
+The text is formatted by clang-format: a binary operator has spaces on both sides. The brackets of
+a template, the * of a pointer and the & of a reference do not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
         return f"{self.file}:{self.line}: {self.change}"
 
 
-Change = tuple[int, int, str]  # the span of a code, and its replacement
+Change = tuple[int, int, str]  # begin and end in the code, and the replacement
 Rule = Callable[[str], Iterable[Change]]
 
 _NOT_CODE = re.compile(
@@ -46,7 +46,7 @@ def code_of(text: str) -> str:
 
 
 def closing(code: str, begin: int) -> int:
-    """Return where the bracket opened before `begin` is closed; the code's end if nowhere."""
+    """Return where the bracket that opens before `begin` is closed, or else the code's end."""
     depth = 1
     for index in range(begin, len(code)):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[index], 0)
@@ -154,10 +154,10 @@ class Skip(NamedTuple):
 
     find: str
     why: str
-    file: str = ""  # or any file
+    file: str = ""  # empty: any file
 
     def spans(self, file: str, code: str) -> Iterator[tuple[int, int]]:
-        """Yield the spans of a file's code without mutants."""
+        """Yield the spans of a file's code that have no mutants."""
         if self.file in ("", file):
             for found in re.finditer(self.find, code, re.MULTILINE):
                 is_block = found[0].endswith("{")

@@ -40,7 +40,7 @@ def test_an_error_has_the_unit_of_its_own_row_and_not_of_its_element(dtype):
         assert rms == pytest.approx(7 / math.sqrt(200), rel=1e-6)
 
 
-def test_the_unit_of_an_error_depends_on_a_samples_group_or_for_sums_on_the_vector():
+def test_the_unit_of_an_error_depends_on_the_group_of_a_sample_or_on_the_vector_of_sums():
     groups = [of_size(4.0**number, (2, 3, 3)) for number in range(32)]
     exact = np.concatenate(groups)[None]
     result = exact.copy()
@@ -53,7 +53,7 @@ def test_the_unit_of_an_error_depends_on_a_samples_group_or_for_sums_on_the_vect
         assert errors(GROUP_NORM, name, result, exact, "float32")[0] == pytest.approx(3, rel=1e-6)
 
 
-def test_rounding_is_half_an_ulp_and_a_number_that_is_not_finite_an_infinite_error():
+def test_rounding_costs_half_an_ulp_and_a_nan_is_an_infinite_error():
     exact = np.random.default_rng(0).standard_normal((4, 1000))
     for name, dtype in DTYPES.items():
         rounded = reference.round_to(exact, dtype)
@@ -63,7 +63,7 @@ def test_rounding_is_half_an_ulp_and_a_number_that_is_not_finite_an_infinite_err
 
 
 class Known(Provider):
-    """The exact results, y off by a number of ulps in one element."""
+    """A provider of exact results, except that one element of y is off by a number of ulps."""
 
     name = "known"
 

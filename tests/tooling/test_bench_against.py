@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench against` times two copies of cunorm without shared modules and judges ratios."""
+"""`python -m bench against` times two copies of cunorm that share no module, and judges ratios."""
 
 import os
 import re

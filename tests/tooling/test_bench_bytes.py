@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench bytes`: calls move the bytes of the table, hardly more than necessary."""
+"""`python -m bench bytes`: calls move as many bytes as the table says, and hardly any in excess."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.emulation.machine import needs_softgpu
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 
-# Arrays as large as x that a forward and a backward must move.
+# How many arrays as large as x a forward and a backward must move.
 ARRAYS = {
     "rms_norm": (2, 3),
     "add_rms_norm": (4, 4),
@@ -36,7 +36,7 @@ ARRAYS = {
     "rms_norm+pre_gate": (3, 5),
     "group_norm+silu NHWC": (2, 3),
 }
-# A call of each regime, in both directions, and of each kind of operand.
+# Calls of every regime, in both directions, with every kind of operand.
 SAMPLE = (
     ("add_rms_norm", "forward", "bfloat16", STREAMED),
     ("rms_norm+pre_gate", "backward", "float32", ONE_ROW),
@@ -92,7 +92,7 @@ def test_the_committed_table_has_every_operator_and_regime_and_no_fault():
     assert len(rows) == len(expected)
 
 
-def test_the_minimum_is_that_of_the_arrays_that_must_move():
+def test_the_minimum_counts_the_arrays_that_must_move():
     rows = [row for row in read_csv(TABLE, Row) if row.dtype == "bfloat16"]
     for label, counts in ARRAYS.items():
         own = [row for row in rows if f"{row.operator} {row.memory}".strip() == label]

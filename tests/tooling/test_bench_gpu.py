@@ -63,7 +63,7 @@ def test_calls_compiled_by_torch_compute_the_same(label):
     tensors = {name: torch.from_numpy(array) for name, array in host.items()}
     y = peers.torch_forward(function, operator, tensors)()
     call = peers.torch_backward(torch, function, operator, tensors)
-    for _ in range(2):  # timings repeat it
+    for _ in range(2):  # timings repeat the call
         results = {"forward": y if operator.has_residual else (y,), "backward": call()}
         for direction, found in results.items():
             named = dict(zip(operator.outputs(direction), found, strict=True))
@@ -108,7 +108,7 @@ def test_images_have_the_memory_order_that_their_operator_names(operator):
 
 # --- check_gpu.sh ---------------------------------------------------------------------------------
 
-# An interpreter whose smoke tests fail, and whose tests hang if HANGS is set.
+# A stand-in for Python: its smoke tests fail, and its tests hang if HANGS is set.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *find_spec* | *torch*triton*) ;;
@@ -128,7 +128,7 @@ def check_gpu(*arguments, **environment):
 
 @pytest.fixture
 def stub(tmp_path):
-    """Return the environment for runs with that interpreter, limited to a second."""
+    """Return the environment for a run of check_gpu.sh with PYTHON, limited to a second."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o700)
     few = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": str(tmp_path)}

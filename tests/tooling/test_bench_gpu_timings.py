@@ -88,7 +88,7 @@ def test_gpu_timings_write_every_provider_and_the_machine(gpu, tmp_path, capsys)
     assert [row.direction for row in rows] == ["forward"] * 5 + ["backward"] * 5
     assert {(row.device, row.driver, row.threads) for row in rows} == {("a GPU", "13.1", 1)}
     assert all("NVRTC 13.3; cupy 14.2; torch" in row.versions for row in rows)
-    assert all(row.host_us > 0 for row in rows)  # of every call, as it is queued
+    assert all(row.host_us > 0 for row in rows)  # the host's time to queue a call
     assert all(row.p20_us <= row.p50_us <= row.p80_us for row in rows)
     point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
     assert gpu._cupy.copied[0] == point.bytes // 2
@@ -100,7 +100,7 @@ def test_a_provider_with_its_own_stream_is_timed_to_the_end_of_its_last_call(gpu
     turn = gpu.turn([lambda: "first", lambda: "second"], waited.append)
     waited.clear()
     assert turn.seconds() > 0
-    assert waited == ["second"]  # of four calls that rotate through two
+    assert waited == ["second"]  # the last of four calls in turn
 
 
 def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
@@ -108,7 +108,7 @@ def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
     assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
     assert gpu_timer._sets(point, 16 << 30) * point.bytes == 256 << 20
     assert gpu_timer._sets(point, 0) == 2
-    # Rows are halved if memory is too small, not for the number of sets.
+    # Rows are halved only if memory is too small for two sets, not to make room for more sets.
     for free in (1 << 30, 8 << 30, 1 << 37):
         assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 10) == point
 
@@ -163,7 +163,7 @@ def test_a_missing_cupy_is_named(monkeypatch):
 )
 def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
     if "jax" in name:
-        pytest.importorskip("jax", reason="without JAX it is no provider")
+        pytest.importorskip("jax", reason="JAX is not installed")
     provider = providers.LOADERS["cpu"][name]()
     operators = [one for one in OPERATORS if provider.supports(one, "forward", "float32")]
     assert len(operators) == count
@@ -201,7 +201,7 @@ def test_a_library_that_is_not_there_or_has_no_cuda_is_left_out_and_named(monkey
     assert providers.load("cpu", ["torch"])[0]
 
 
-def test_the_ungated_norm_has_its_own_bytes_and_the_copy_those_of_the_gated_norm(gpu):
+def test_the_ungated_norm_has_its_own_bytes_and_the_copy_has_the_gated_norms_bytes(gpu):
     found, _ = providers.load("cpu", ["cunorm-numpy", "cunorm-ungated"])
     point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
     rows, failures = engine.time_point(gpu, point, found, FACTS, 0.001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The counts of `python -m bench static` from SASS of group norms, and its predictions."""
+"""`python -m bench static`: counts from the SASS of group norms, and the model of their calls."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
         assert call_traffic(last) == expected
 
 
-def test_the_grid_has_every_kind_of_group_plan_and_its_blocks_have_the_sample():
+def test_the_grid_has_every_kind_of_group_plan_and_tiles_fill_most_of_their_shared_memory():
     found = [plan for plan in grid(("90",)) if plan.memory and plan.chunk and not plan.features]
     assert {"one launch", "cluster of 16", TWO_LAUNCHES} <= {plan.regime for plan in found}
     for plan in found:

@@ -53,7 +53,7 @@ def test_host_refuses_options_that_it_would_ignore(wrong, capsys):
         ("--host --against /not/there", "--against: /not/there is no checkout of cunorm"),
     ],
 )
-def test_against_takes_a_checkout_and_host(wrong, message, capsys):
+def test_against_needs_a_checkout_and_host(wrong, message, capsys):
     with pytest.raises(SystemExit):
         timing.parse(wrong.split())
     assert message in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_bench_prints_the_host_time_of_small_calls():
     lines = host.table("on float32", found).splitlines()[3:]
     shapes = [line.split()[-5 if line.startswith("cunorm") else -3] for line in lines]
     assert set(shapes) == {"1x64", "4x64", "1x64x2x2", "4x64x2x2"}
-    # Two shapes; calls of cunorm, for group norms also with a workspace; and calls of torch.
+    # For each of two shapes: calls of cunorm (of group norms also with a workspace) and of torch.
     assert len(lines) == 2 * (7 + 2) + 2 * 2 * (9 + 2)
     assert all(float(time) > 0 for line in lines for time in line.split()[-2:])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The counts of `python -m bench static` from SASS, and the predictions of its model."""
+"""`python -m bench static`: counts from SASS, and the predictions of the model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ STREAMED = """
 def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
     found = read(KEPT, "90", OPERANDS)
     assert found.late_loads == 1  # the second load of weight; the slow path does not count
-    assert found.work.total == 6 + 4 + 9  # before the branch, on the fast path, after it
+    assert found.work.total == 6 + 4 + 9  # before, on and after the fast path
     assert found.work_once.total == 4 + 1
     assert (found.parameter_waits, found.waits_once) == (2, 0)
     assert (found.loaded, found.waits) == (32, 1)
@@ -90,7 +90,7 @@ def test_loads_before_the_first_store_are_not_late():
     assert read(statistic, "90", OPERANDS).late_loads == 0
 
 
-def test_a_loop_of_a_streamed_row_counts_for_the_threads_share_of_it():
+def test_a_loop_of_a_streamed_row_counts_for_the_threads_share_of_the_row():
     found = read(STREAMED, "90", OPERANDS._replace(share=64.0))
     assert (found.loaded, found.waits) == (8 * 16, 8)
     assert found.work.total == 3 + 8 * 5 + 1
@@ -102,7 +102,7 @@ def test_loads_in_flight_together_are_those_before_a_value_is_needed():
 
 
 GPU = Gpu("90", sm_count=100, clock=1e9, copy=2e12, latency=1e-6, l2_latency=1e-6)
-# 500 instructions of each of 8 warps, half of them of integers, and no wait except for loads.
+# Each of 8 warps has 500 instructions, half of them of integers, and waits only for loads.
 WORK = Work(total=500.0, alone=1000.0, integer=250.0)
 
 
@@ -116,12 +116,12 @@ def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
     (block,) = blocks(code)[:1]
     found = work_of(Step(one, 2.0) for one in block.instructions)
     assert (found.total, found.fma, found.shuffles, found.shared) == (6.0, 2.0, 2.0, 8.0)
-    # The load begins at 1, its result comes 30 later, that of arithmetic 4 later.
+    # The load begins at clock 1, its result comes 30 clocks later, and arithmetic takes 4 more.
     assert found.alone == 2.0 * (1 + 30 + 4)
 
 
-def test_a_round_is_as_long_as_few_warps_and_waits_make_it():
-    # Two warps on each of four schedulers, each ready in half of the clocks, fill 3/4 of them.
+def test_few_warps_and_waits_lengthen_a_round():
+    # A scheduler has two warps; each is ready half of the time, so they fill 3/4 of the clocks.
     one = round_of(GPU, WORK, 8.0, 2e-6, 4e4, Traffic(2e4, 2e4))
     assert (one.issued, one.pipe) == (1e-6, "issue")
     assert one.alone == pytest.approx(2e-6 + 1e-6 / 0.75)
@@ -132,16 +132,16 @@ def test_a_round_is_as_long_as_few_warps_and_waits_make_it():
 
 def test_rounds_share_memory_and_pipes():
     times = Times(reads=1.0, writes=0.0, pipes=1.0, own=0.0)
-    # Two equal stations and n rounds: n / (n + 1) of the speed of one (product form).
+    # With two equal stations, n rounds reach n / (n + 1) of a station's speed (product form).
     assert [rate(times, n) for n in (1, 2, 3)] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
-    # One round reads and computes while what another wrote is under way.
+    # One round reads and computes while another round's results are being written.
     assert rate(times._replace(writes=1.0), 9) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_prediction_is_the_formula_by_hand():
     # 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
     one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
-    # A multiprocessor has one round, or one after another: 4 and 8 µs at copy speed for 4 and 6.
+    # One round on each multiprocessor takes 4 µs. Two in turn take 6 µs, a copy of their bytes 5.
     assert seconds(GPU, one, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
     found = shares(GPU, one, Grid(200, 2, 1, 200))
     assert found.prediction == pytest.approx(5e-6 / 6e-6)
@@ -149,7 +149,7 @@ def test_a_prediction_is_the_formula_by_hand():
     assert found.limit == "overlap"
     # The last of three waves has two blocks.
     assert shares(GPU, one, Grid(202, 3, 1, 202)).waves == pytest.approx(2.02 / 3)
-    # A lone block has the port of its multiprocessor, 64 bytes a ns.
+    # The port of a multiprocessor limits a lone block to 64 bytes a ns.
     assert seconds(GPU, one, Grid(1, 1, 1, 1)) == pytest.approx(2e-6 + 4e4 / 64e9)
 
 

@@ -42,8 +42,8 @@ def row(
     return Row(**{**FACTS, "p20_us": p50_us, "p80_us": p50_us, **point, **time, **others})
 
 
-# Times as fast as torch: 2 and 8, geometric mean 4. Time over that of a copy: 2 and 0.5, mean 1;
-# over that of the ungated norm: 1.25 and 5.
+# cunorm is 2 and 8 times as fast as torch, geometric mean 4. Its time over a copy's time is 2 and
+# 0.5, mean 1; its time over the ungated norm's time is 1.25 and 5.
 GATED = ("rms_norm+pre_gate", "backward", "bfloat16")
 NAMES = ("cunorm", "torch", "copy", "cunorm-ungated")
 PEERS = ("torch", "torch.compile", "jax")
@@ -68,7 +68,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_rows_are_read_as_they_were_written_and_those_of_other_columns_are_refused(csv, tmp_path):
+def test_rows_are_read_as_they_were_written_and_rows_of_other_columns_are_refused(csv, tmp_path):
     rows = [*TIMED, row("jax", 1.25, host_us=12.5, error=2.5e-07)]
     assert read_csv(csv(rows)) == rows
     (tmp_path / "rows.csv").write_text("date,commit\n2026-01-02,0123456\n")
@@ -76,7 +76,7 @@ def test_rows_are_read_as_they_were_written_and_those_of_other_columns_are_refus
         read_csv(tmp_path / "rows.csv")
 
 
-def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
+def test_the_table_has_the_mean_and_the_worst_point(csv, capsys):
     assert tables.main([str(csv(TIMED))]) == 0
     head, _, plain, gated, *_ = capsys.readouterr().out.splitlines()
     assert dict(zip(cells(head), cells(plain), strict=True)) == {
@@ -91,7 +91,7 @@ def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
     assert cells(gated)[2::2] == ["0.90 (0.90 at 4096x4096)", "10.00 (10.00)", "2.50 (5.00)"]
 
 
-def test_geometric_means_on_the_screen_are_those_of_the_points():
+def test_the_screen_shows_geometric_means_and_worst_points():
     rows = [replace(r, of_copy=50 / r.p50_us) for r in TIMED]
     table = " ".join(report.table(rows).split("geometric means")[1].split())
     assert "rms_norm forward float32 of copy 0.50 (0.50 at 4096x4096); × torch 4.00" in table
@@ -99,7 +99,7 @@ def test_geometric_means_on_the_screen_are_those_of_the_points():
     assert report.table([]) == "no point of cunorm's was timed"
 
 
-def test_peers_and_float16_have_figures_of_the_points_of_a_mebibyte_and_more():
+def test_figures_of_peers_and_of_float16_count_points_of_a_mebibyte_or_more():
     assert "torch.compile" not in tables.markdown(TIMED)
     more = [*(row(*time, shape="8x96") for time in (("cunorm", 1), ("jax", 9), ("copy", 1)))]
     more += [row("jax", 50), row("jax", 400, shape="65536x256"), row("torch.compile", 300)]
@@ -230,7 +230,7 @@ def test_every_goal_depends_only_on_its_own_points():
     }
     slow = change(96, operator="layer_norm", direction="forward", shape="4096x4096")
     assert unmet(slow) == {"every point: × torch"}
-    for shape, counts in (("512x512", True), ("511x512", False)):  # a mebibyte, and less
+    for shape, counts in (("512x512", True), ("511x512", False)):  # a mebibyte, then less
         more = [row("cunorm", 9, shape=shape), row("torch", 1, shape=shape)]
         assert bool(unmet([*GOOD, *more])) == counts
 
@@ -273,7 +273,7 @@ def test_points_that_were_not_timed_miss_a_goal():
     assert "points of the default grid that were not timed" in unmet(untimed)
 
 
-def test_a_picture_is_drawn_without_pyplot_and_without_matplotlib_the_extra_is_named(csv, tmp_path):
+def test_a_picture_needs_no_pyplot_and_the_extra_is_named_if_matplotlib_is_missing(csv, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     svg = tmp_path / "cpu.svg"
     draw = f"from bench import plot; plot.main([{str(csv(TIMED))!r}, '--out', {str(svg)!r}])"

@@ -25,7 +25,7 @@ tests = "test_thing.py"
 
 def test_each_mistake_changes_a_text_that_occurs_once_and_its_tests_exist():
     for one in breakages.breakages():
-        one.broken((breakages.ROOT / one.file).read_text("utf-8"))  # raises ValueError if not
+        one.broken((breakages.ROOT / one.file).read_text("utf-8"))  # or raises ValueError
         files = [word.partition("::")[0] for word in shlex.split(one.tests) if "/" in word]
         assert files
         assert all((breakages.ROOT / file).exists() for file in files), one

@@ -30,7 +30,7 @@ from tests.support.internals import (
 )
 from tests.support.processes import in_process, python
 
-ALL, IN_16_BITS, QUICK = 16, 6, 5  # norms; each is a row forward and one backward
+ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms, of two rows each
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
 GREEN, RED = "\033[32m", "\033[31m"
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
@@ -44,7 +44,7 @@ def short(monkeypatch):
     monkeypatch.setattr(_demo_plot, "SIZES", (1 << 15, 1 << 20))
     for name, value in (("_PRINTED", 1), ("_LEAST", 1), ("_SECONDS", 0.0)):
         monkeypatch.setattr(_demo_plot, name, value)
-    monkeypatch.setattr(_demo_plot, "keep_freed_memory", lambda: True)  # not in this process
+    monkeypatch.setattr(_demo_plot, "keep_freed_memory", lambda: True)  # changes nothing here
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_every_function_is_right_in_both_directions_on_a_text_of_the_installatio
         assert {name.partition(",")[0] for name, way, *_ in rows if way == direction} == public
 
 
-def test_a_quick_demo_shows_some_rows_of_the_whole_one_for_the_rows_of_an_array(demo):
+def test_a_quick_demo_of_an_array_shows_some_rows_of_the_whole_demo(demo):
     with fresh_process(CXX="", PATH=os.devnull):
         whole = table(demo(RANDOM.reshape(2, 10, 24))[1])
     quick = table(demo(RANDOM, "--quick")[1])
@@ -161,7 +161,7 @@ def test_missing_packages_are_named_and_without_a_compiler_numpy_computes(missin
     assert ("bfloat16 is left out: pip install ml_dtypes" in done.stdout) == bool(missing)
 
 
-def test_a_cxx_that_no_shell_would_take_and_a_device_that_is_not_there_are_wrong_options(
+def test_a_cxx_that_no_shell_accepts_and_a_device_that_is_not_there_are_wrong_options(
     demo, monkeypatch, capsys
 ):
     done = python("-m", "cunorm", "demo", "--device", "cpu", CXX='g++ "')
@@ -258,7 +258,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize("label", BYTES)
-def test_a_row_has_the_time_of_one_call_and_the_bytes_of_its_operands_over_it(label, monkeypatch):
+def test_a_row_has_the_time_of_a_call_and_the_bytes_of_its_operands_per_second(label, monkeypatch):
     (norm,) = (one for one in operators(D) if one.label == label)
     times, lines = iter([1e-6, 2e-3]), []
     monkeypatch.setattr(_demo_device.Device, "seconds", lambda self, call: next(times))
@@ -273,7 +273,7 @@ def test_a_row_has_the_time_of_one_call_and_the_bytes_of_its_operands_over_it(la
     assert f" 2.00 ms {BYTES[label][1] / 2e6:6.1f} " in lines[1]
 
 
-def test_a_time_is_the_mean_of_calls_and_of_the_last_wait(monkeypatch):
+def test_a_time_is_the_mean_of_calls_including_the_last_wait(monkeypatch):
     made, readings = [], iter([3.0, 10.5])
     clock = SimpleNamespace(perf_counter=lambda: made.append("clock") or next(readings))
     monkeypatch.setattr(_demo_device, "time", clock)
@@ -282,7 +282,7 @@ def test_a_time_is_the_mean_of_calls_and_of_the_last_wait(monkeypatch):
     assert made == ["wait", "clock", "call", "call", "wait", "clock"]
 
 
-def test_speeds_are_bytes_over_medians_of_calls_in_turn_each_after_one_untimed(monkeypatch):
+def test_speeds_are_bytes_over_medians_of_calls_that_each_follow_an_untimed_call(monkeypatch):
     for name, value in (("_LEAST", 3), ("_SECONDS", 0.0), ("SIZES", (1 << 13,))):
         monkeypatch.setattr(_demo_plot, name, value)
     times, made = {"cunorm": iter([9e-6, 1e-6, 3e-6]), "b": iter([2e-6, 7e-6, 8e-6])}, []
@@ -371,8 +371,8 @@ for _ in range(20):
 def test_freed_memory_is_kept_where_glibc_allocates_it():
     kept, *faults = in_process(FAULTS).split()
     if kept == "False":
-        pytest.skip("glibc does not allocate")
-    assert int(faults[-1]) - int(faults[9]) < 100, "ten arrays have 200 huge pages or more others"
+        pytest.skip("needs glibc's allocator")
+    assert int(faults[-1]) - int(faults[9]) < 100, "ten new arrays have 200 faults or more"
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`import cunorm` imports no further modules, and public names load at first use."""
+"""`import cunorm` adds no other module to NumPy's, and public names load at first use."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ for name in ("torch", "jax", "cupy", "ml_dtypes"):
 """
 
 
-def test_import_adds_few_modules_to_those_of_numpy():
+def test_import_adds_no_other_module_to_those_of_numpy():
     more = set(in_process(IMPORTED, setup="").split()) - {"cunorm"}
     assert not more, f"{len(more)} more: {', '.join(sorted(more))}"
 

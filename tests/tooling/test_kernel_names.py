@@ -18,7 +18,7 @@ NAMES = {
 
 
 def text_of(folder: Path, file: str) -> str:
-    """Return a header with the headers of the folder that it includes."""
+    """Return a header's text, and that of the headers that it includes from the same folder."""
     text = (folder / file).read_text("utf-8")
     included = re.findall(r'^#include "(.+)"$', text, re.M)
     return text + "".join(text_of(folder, name) for name in included if (folder / name).is_file())
@@ -49,7 +49,7 @@ def test_a_gpu_and_a_cpu_provide_the_names_that_kernels_use(file):
 
 
 @pytest.mark.parametrize("file", NAMES)
-def test_the_list_has_each_name_of_a_replaced_header_that_kernels_use(file):
+def test_each_name_that_kernels_use_from_a_replaced_header_is_in_the_list(file):
     shared = "".join(code(path) for path in ON_GPU.iterdir() if path.name not in NAMES)
     own_to_kernels = set(re.findall(r"\bclass (\w+)", shared))  # parameters of templates
     header = re.sub(r"^ .*", "", code(ON_GPU / file), flags=re.M)  # without members

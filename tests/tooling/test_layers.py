@@ -18,7 +18,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "cunorm"
 MAX_FILES = 8  # directly in the package
 
-# The parts that modules of each part may import, besides their own; `cunorm` is its __init__.py.
+# For each part, the other parts that its modules may import; `cunorm` is cunorm/__init__.py.
 FAMILY = {"_core", "_dispatch", "reference", "results"}
 BELOW = FAMILY | {"_arrays", "_backends", "_group_norm", "_row_norm"}
 PUBLIC = {"_cache", "_warmup", "_workspace"}
@@ -47,7 +47,7 @@ Imports = dict[str, set[str]]
 
 
 def imports(package: Path) -> Imports:
-    """Return the modules of the package that each of its modules imports.
+    """Return, for each module of the package, the modules of the package that it imports.
 
     This includes the packages around an imported module, but not around the importing module.
     """

@@ -46,7 +46,7 @@ def test_info_and_cache_info_make_no_folder(tmp_path):
     look = ("-c", "import cunorm; print(cunorm.cache_info(), cunorm.clear_cache())")
     for folder, arguments in product((cache, closed), (("-m", "cunorm", "info"), look)):
         if (folder, arguments) == (closed, look):
-            continue  # it names the folder of its process
+            continue  # cache_info makes a folder for its process
         done = python(*arguments, CUNORM_CACHE_DIR=os.fspath(folder), TMPDIR=os.fspath(temporary))
         assert (done.returncode, done.stderr) == (0, "")
         assert (os.fspath(cache) if folder is cache else "one process only") in done.stdout
@@ -82,7 +82,7 @@ def test_info_shows_faults_of_the_environment():
     assert """CXX is 'g++ "', expected a command of a shell""" in done.stdout
 
 
-def test_without_a_command_it_lists_commands_with_examples_that_run(monkeypatch, capsys):
+def test_without_a_command_main_lists_commands_with_examples_that_run(monkeypatch, capsys):
     called = []
     report = _warmup.Warmup(1, 1, 0.5)
     monkeypatch.setattr(_command, "warmup", lambda **more: called.append("warmup") or report)
@@ -102,7 +102,7 @@ def test_without_a_command_it_lists_commands_with_examples_that_run(monkeypatch,
     assert sorted(called) == sorted(commands) == ["demo", "info", "warmup"]
 
 
-def test_it_prints_the_version(capsys):
+def test_main_prints_the_version(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--version"])
     assert stopped.value.code == 0
@@ -164,7 +164,7 @@ def test_a_reader_that_wants_no_more_sees_no_error():
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", [[], ["demo", "--device", "cpu"]])
 def test_a_full_disk_is_an_error_in_one_line(command):
     with Path("/dev/full").open("w") as full:

@@ -112,7 +112,7 @@ def current_api(part: str) -> Api:
 
 
 def differences(before: Api, now: Api) -> Iterator[str]:
-    """Yield the lines that only one of two descriptions has, under the thing's name."""
+    """Yield the lines that only one of two descriptions has, after the name of the thing."""
     for what in dict.fromkeys([*before, *now]):
         changed = list(unified_diff(before.get(what, []), now.get(what, []), n=0, lineterm=""))
         if changed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run on a real GPU says so, leaves room for other processes, and ends where the GPU is lost."""
+"""A run on a real GPU says so, leaves room for other processes, and ends when the GPU is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CUDARuntimeError(RuntimeError):
 
 @pytest.fixture
 def runtime(monkeypatch):
-    """Put a CuPy with one device in place of the stand-in; return its runtime."""
+    """Put a fake CuPy with one device in place of the stand-in; return the fake's runtime."""
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: 1,
@@ -82,7 +82,7 @@ def test_jax_shares_a_gpu_and_computes_on_the_cpu_by_default(
     plugin, is_there, platforms, monkeypatch
 ):
     for name in JAX:
-        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr(real_gpu, "entry_points", lambda group: [SimpleNamespace(name=plugin)])
     monkeypatch.setattr(softgpu, "real_gpu", lambda: is_there)

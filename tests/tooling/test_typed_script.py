@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Type checkers take a user's script, and find the errors in it; types name the arguments."""
+"""Type checkers find exactly the errors in a user's script; types list what arguments accept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def errors(checker: str, *options: str) -> str:
     return found.stdout + found.stderr if found.returncode else ""
 
 
-# Modules of the libraries that the script's types do not come from: reading them takes 15 s.
+# Modules of the libraries that define no type of the script: reading them takes 15 s.
 CONFIG = """[mypy]
 [mypy-torch._inductor.*,torch._dynamo.*,torch._functorch.*,torch._higher_order_ops.*]
 follow_imports = skip
@@ -58,7 +58,7 @@ def names_in_the_error(**wrong: str) -> list[str]:
     return re.findall(r"'(\w+)'", str(caught.value).partition("expected")[2])
 
 
-def test_types_name_the_arguments_of_calls():
+def test_types_list_the_names_that_calls_accept():
     assert [*get_args(_types.Activation)] == [*ACTIVATIONS]
     assert [*get_args(_types.Activation)] == names_in_the_error(gate_activation="?")
     assert [*get_args(_types.GatePosition)] == names_in_the_error(gate_position="?")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two processes train models with cunorm.torch's norms like one process does."""
+"""Two processes train models with cunorm.torch's norms to the same result as one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model():
 
 
 def train(network, rank=0, ranks=1):
-    """Train on every batch; each of several processes has its own rows."""
+    """Train on every batch; each of several processes uses its own rows of a batch."""
     generator = torch.Generator().manual_seed(1)
     batches = torch.randn(STEPS, 2, ROWS, WIDTH, generator=generator, dtype=torch.float64)
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
@@ -53,7 +53,7 @@ def train(network, rank=0, ranks=1):
 def check_as_one_of_two(rank, folder):
     """Train under DistributedDataParallel and under FSDP2, and compare the parameters.
 
-    FSDP2 of early versions of PyTorch cannot run on the CPU, whose streams have no events.
+    In early versions of PyTorch, FSDP2 cannot run on a CPU, as streams of a CPU have no events.
     """
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)

@@ -90,7 +90,7 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(n
     norm.check(found)
 
 
-def test_a_compiled_norm_is_that_of_an_eager_call_to_the_bit(norm):
+def test_a_compiled_norm_has_the_bits_of_an_eager_call(norm):
     pytest.importorskip("triton", reason="torch.compile on a GPU needs Triton")
     expected = norm.step()
     norm.call = torch.compile(norm.call, fullgraph=True)
@@ -105,7 +105,7 @@ def test_a_backward_runs_on_the_stream_of_its_forward(norm):
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        norm.x.copy_(others)  # another stream would read it before
+        norm.x.copy_(others)  # on another stream, the step would read the old x
         found = norm.step()
     side.synchronize()
     norm.check(found)

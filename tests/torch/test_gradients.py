@@ -32,7 +32,7 @@ modes = pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_first_and_second_derivatives_are_those_of_differences(name):
+def test_first_and_second_derivatives_are_those_of_finite_differences(name):
     call, tensors = case(name)
     assert torch.autograd.gradcheck(call, tensors, rtol=1e-5)
     recorded = gradients(call, tensors, create_graph=True)
@@ -137,7 +137,7 @@ def test_a_stream_of_operands_without_gradients_has_none(mode):
 
 
 @pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
-def test_a_batch_of_gradients_equals_those_of_its_items(name):
+def test_a_batch_of_gradients_equals_the_gradients_of_its_items(name):
     """torch.autograd.functional.jacobian(vectorize=True) uses this."""
     call, tensors = case(name)
     results = call(*tensors)
@@ -151,7 +151,7 @@ def test_a_batch_of_gradients_equals_those_of_its_items(name):
 
 @modes
 @pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
-def test_gradients_that_are_negated_views_are_read_as_such(name, mode):
+def test_gradients_that_are_negated_views_are_read_correctly(name, mode):
     call, (x, *rest) = case(name)
     numbers = torch.complex(tensor("re", *x.shape, grad=False), tensor("im", *x.shape, grad=False))
     dy, plain = numbers.conj().imag, -numbers.imag
@@ -207,7 +207,7 @@ kept = pytest.mark.parametrize("name", KEPT)
 
 
 class RecordedCall:
-    """A call with its operands, its results and their gradients, and its backward."""
+    """A call with its operands, its results, the results' gradients, and its backward."""
 
     def __init__(self, name):
         self.operands = operands(name)
@@ -234,7 +234,7 @@ def test_only_the_normalised_tensor_statistics_gate_and_parameters_are_saved_unc
     assert expected <= {one.data_ptr() for one in seen}
     statistics = [one for one in seen if one.data_ptr() not in expected]
     assert [one.shape for one in statistics] == KEPT[name]
-    # No array as large as y is saved, and none twice.
+    # No other array is saved, and no array is saved twice.
     size = sum(one.nbytes for one in (recorded.normalised, *named, *statistics))
     assert sum(one.nbytes for one in seen) == size
 

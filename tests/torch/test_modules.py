@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The modules of cunorm.torch: those of torch.nn with another forward, and their additions."""
+"""The modules of cunorm.torch: modules of torch.nn with another forward, and additions to them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pair(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_results_and_gradients_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
-    if isinstance(ours, RMSNorm) and ours.eps is None:  # theirs becomes float64 below
+    if isinstance(ours, RMSNorm) and ours.eps is None:  # float64's default differs
         ours.eps = theirs.eps = torch.finfo(F32).eps
     found, dy = results(ours, x), drawn(*x.shape, seed=5, dtype=x.dtype).double()
     for actual, expected in zip(found, results(theirs.double(), x.double(), dy=dy), strict=True):
@@ -238,7 +238,7 @@ def test_add_rms_norm_is_the_addition_and_then_the_norm(residual_dtype):
     y, stream = norm(x, residual)
     assert torch.equal(stream, (x.float() + residual.float()).to(residual_dtype))
     assert y.dtype == BF16
-    # The norm reads the rounded stream: the plain norm of these numbers has the same bits.
+    # The norm reads the rounded stream: the plain norm of that stream has the same bits.
     assert torch.equal(y, plain(stream.float()).to(BF16))
 
 
@@ -293,7 +293,7 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
     ],
 )
 def test_options_of_a_module_are_in_its_copy_and_its_repr(module, text):
-    """Defaults are class attributes, so a state without options is that of a torch.nn module."""
+    """Defaults are class attributes, so without options a module's state is that of torch.nn's."""
     assert text in repr(module)
     for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
         assert repr(copied) == repr(module)

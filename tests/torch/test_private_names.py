@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's private names are in one module, and calls do without most of them."""
+"""PyTorch's private names are in one module, and calls work without most of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.
 
 HOME = Path(_torch_private.__file__)
 PACKAGE = HOME.parents[1]
-OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of torch.nn.Module, which subclasses use
+OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of torch.nn.Module, for subclasses
 
 # --- where private names are ----------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def is_private(name):
 
 
 def own_names(trees):
-    """Return the names that files of cunorm define, also those of attributes."""
+    """Return the names that files of cunorm define, including names of attributes."""
     found = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -204,7 +204,7 @@ def usual():
 
 
 def module_without(monkeypatch, *names):
-    """Return the module of private names as it is with a PyTorch that lacks some of them."""
+    """Return the module of private names as it is with a PyTorch that lacks the given names."""
     resolve = pkgutil.resolve_name
 
     def resolve_others(name):
@@ -221,7 +221,7 @@ def module_without(monkeypatch, *names):
 
 
 def check_outcomes(monkeypatch, module, usual, may_refuse):
-    """Make cunorm use `module`; check that programs give the same, or an error if they may."""
+    """Make cunorm use `module`; check that programs give the same, or are refused if allowed."""
     for user in USERS:
         for name, value in [*vars(user).items()]:
             if not name.startswith("__") and vars(_torch_private).get(name) is value:
@@ -242,7 +242,7 @@ def test_without_a_private_name_calls_give_the_same_or_are_refused(name, usual, 
     check_outcomes(monkeypatch, module, usual, FALLBACKS[name])
 
 
-def test_without_the_level_of_duals_and_a_plain_apply_calls_give_the_same(usual, monkeypatch):
+def test_without_the_level_of_duals_and_with_a_plain_apply_calls_agree(usual, monkeypatch):
     module = module_without(monkeypatch)
     module.forward_ad = SimpleNamespace()
     module.untransformed_apply = lambda function: function.apply
@@ -258,7 +258,7 @@ def test_without_a_name_that_nothing_replaces_the_import_names_the_tested_versio
         module_without(monkeypatch, name)
 
 
-def test_fallbacks_and_required_names_are_all_names(monkeypatch):
+def test_fallbacks_and_required_names_are_all_private_names(monkeypatch):
     seen = []
     resolve = pkgutil.resolve_name
     monkeypatch.setattr(pkgutil, "resolve_name", lambda name: seen.append(name) or resolve(name))

@@ -41,7 +41,7 @@ def own_forwards(patch, *kinds):
     return calls
 
 
-# Norms that round in other places; the others are exhaustive in bfloat16.
+# Norms that round in different places. In bfloat16, the tests of all others are exhaustive.
 ROUNDING = ("Llama's", "Gemma's", "T5's", "Qwen3-Next's")
 IN_BFLOAT16 = [
     pytest.param(name, BF16, marks=() if name in ROUNDING else pytest.mark.exhaustive)
@@ -51,7 +51,7 @@ IN_BFLOAT16 = [
 
 @pytest.mark.parametrize("name, dtype", [*((name, F32) for name in ALL_NORMS), *IN_BFLOAT16])
 def test_a_replaced_norm_runs_the_kernels_of_its_formula(name, dtype, monkeypatch):
-    """Float32 results agree within 32 roundings, 16 of each side; bfloat16 bits except at ties.
+    """Float32 agrees within 32 roundings, 16 of each side; bfloat16 bits agree except at ties.
 
     A bfloat16 number that is a tenth of its row's largest is within 2**-20 of a tie, relative to
     the largest, with probability 2**-8. Qwen3-Next's norm rounds once more, so half of its elements

@@ -34,7 +34,7 @@ NORMS = {
 
 
 class Subclassed(nn.Parameter):
-    """A parameter that is plain memory."""
+    """A subclass of parameters that are plain memory."""
 
 
 class Renamed(torch.Tensor):
@@ -80,7 +80,7 @@ def complex_numbers(m):
     return m(x_of().to(torch.complex64))
 
 
-# The norms that can make the call, and the reason that the warning gives.
+# For each call: the norms that can run it, and the reason in the warning.
 FALLBACKS = {
     nested: (["Llama's", "RMSNorm", "LayerNorm"], "a tensor is nested"),
     complex_numbers: (["RMSNorm"], "a tensor has dtype complex64"),
@@ -132,7 +132,7 @@ def no_items(m):
     return both(weights, x_of())
 
 
-# Calls that cunorm runs itself, by kernels or for shapes alone.
+# Calls that cunorm runs itself: with kernels, or on meta without kernels.
 SILENT = {
     "meta": lambda m: m.to("meta")(x_of().to("meta")),
     "subclasses of parameters": with_parameters,
@@ -185,7 +185,7 @@ def test_calls_that_the_own_forward_refuses_raise_its_error_without_a_warning(na
 
 
 def test_an_error_that_is_no_reason_for_a_fallback_is_raised(monkeypatch):
-    """A lack of memory is no reason to run another forward, which needs even more."""
+    """A lack of memory is no reason to run the own forward, which needs even more memory."""
 
     def fail(*_, **__):
         raise torch.OutOfMemoryError("no memory")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms on drawn formulas: the calls that the report promises run, forward and backward.
+"""replace_norms on drawn formulas: norms run the reported calls, forward and backward.
 
 The float64 oracle replaces the kernels, as it does without a compiler: only the choice of the call
 is tested here.
@@ -38,7 +38,7 @@ GATES = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
 
 
 class Drawn(nn.Module):
-    """A norm of any formula that cunorm has; `parameters` names the parameters that it has."""
+    """A norm of any formula that cunorm has; `parameters` lists the names of its parameters."""
 
     def __init__(self, center, parameters, offset, rounds, activation, position):
         super().__init__()

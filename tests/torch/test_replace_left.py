@@ -68,7 +68,7 @@ class TensorLike(nn.Parameter):
 
 
 class Tagged:
-    """A base that asks for a keyword of each subclass."""
+    """A base class that requires a keyword from each subclass."""
 
     def __init_subclass__(cls, *, tag):
         super().__init_subclass__()
@@ -238,7 +238,7 @@ def test_the_report_is_a_summary_by_kind():
     assert "(the model itself)" in str(replace_norms(LlamaNorm()))
 
 
-def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
+def test_replacing_changes_only_classes_and_restoring_gives_the_classes_back():
     model, x, seen = Model().eval(), x_of(), []
     kinds = [type(module) for module in model.modules()]
     expected = results(model, x)
@@ -295,7 +295,7 @@ def test_exact_is_true_or_false(exact):
     expected = re.escape(f"replace_norms: exact is {exact!r}, expected True or False")
     with pytest.raises(TypeError, match=f"^{expected}$"):
         replace_norms(model, exact=exact)
-    assert replace_norms(model).replaced, "nothing was replaced before"
+    assert replace_norms(model).replaced, "the refused call replaced norms"
 
 
 @pytest.mark.parametrize("function", [replace_norms, restore_norms])

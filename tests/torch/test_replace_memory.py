@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms keeps no user's class, and probes modules that are alike once in a call."""
+"""replace_norms keeps no user's class alive, and probes equal modules only once in a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, norm, rms, x_of
 
 
 def with_formula():
-    """Return a norm's class whose forward refers to that class by super()."""
+    """Return a class of norms; its forward refers to the class by super()."""
 
     class SomeNorm(LlamaNorm):
         def forward(self, x):
@@ -61,7 +61,7 @@ def test_the_class_of_a_norm_dies_with_its_last_module(make, restored):
 
 
 @pytest.mark.parametrize("kind", [LlamaNorm, nn.LayerNorm])
-def test_modules_of_one_class_and_plan_have_one_class_while_one_of_them_lives(kind):
+def test_modules_of_one_class_and_plan_share_a_swapped_class_while_a_module_lives(kind):
     model = nn.Sequential(kind(WIDTH), kind(WIDTH))
     replace_norms(model)
     swapped = type(model[0])
@@ -82,7 +82,7 @@ def counted(calls):
     return type("SomeNorm", (Formula,), {"forward": forward})
 
 
-def test_a_module_is_probed_once_for_all_like_it_in_a_model():
+def test_equal_modules_of_a_model_are_probed_once():
     calls: list[int] = []
     kind = counted(calls)
     replace_norms(kind())

@@ -26,7 +26,7 @@ from tests.support.torch_norms import (  # noqa: E402
 
 
 class CastNorm(nn.LayerNorm):
-    """timm's norm: under autocast it rounds to that dtype first."""
+    """timm's norm: under autocast it first rounds x to autocast's dtype."""
 
     def forward(self, x):
         if torch.is_autocast_enabled(x.device.type):
@@ -46,7 +46,7 @@ class CastFormula(Formula):
 
 
 class NormAct(nn.LayerNorm):
-    """timm's norm with an activation, which has modules within a norm."""
+    """timm's norm with an activation: the norm contains other modules."""
 
     def __init__(self):
         super().__init__(WIDTH)
@@ -72,7 +72,7 @@ class OptionalGate(Formula):
 
 
 class Affine(nn.Module):
-    """A module that is a norm only by its forward."""
+    """A module that calls torch's norm, but has neither the name nor the eps of a norm."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class Block(nn.Module):
         return self.attention(self.layer_norm(x))
 
 
-HALF = "bfloat16, float16, bfloat16/float32, float16/float32"  # they round in the formula
+HALF = "bfloat16, float16, bfloat16/float32, float16/float32"  # the formula rounds in these
 RUNS = {
     "torch's norm, rounded under autocast": (
         lambda: CastNorm(WIDTH),

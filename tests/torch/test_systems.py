@@ -73,7 +73,7 @@ def test_checkpointed_norms_give_the_same_gradients(mode):
     model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
-        if not context.is_recompute:  # PyTorch 2.11 asks again then
+        if not context.is_recompute:  # PyTorch 2.11 asks again in a recompute
             seen.append(operator)
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
@@ -90,7 +90,7 @@ def test_checkpointed_norms_give_the_same_gradients(mode):
     assert ours == [f"cunorm.{family}_norm_forward.default" for family in once]
 
 
-def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operands():
+def test_under_autocast_norms_keep_xs_dtype_and_gradients_keep_their_operands_dtypes():
     model, dtypes = Mixer(), {}
 
     def see(module, given, result):
@@ -105,12 +105,12 @@ def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operan
     assert dtypes[model.first] == ["float32", "bfloat16"]  # what autocast is for
     assert dtypes[model.added] == ["bfloat16", "float32"] * 2  # branch, stream, y, stream
     assert dtypes[model.groups] == ["bfloat16"] * 2
-    assert {one.dtype for one in found} == {torch.float32}  # y is of the sum with the stream
+    assert {one.dtype for one in found} == {torch.float32}  # y is the norm of a float32 sum
 
 
 def test_where_results_are_fake_plain_functions_are_refused_and_backwards_are_fake():
     x, leaf = torch.ones(3, 8), torch.ones(3, 8, requires_grad=True)
-    for _ in range(2):  # so that both are cached
+    for _ in range(2):  # so that the calls are cached
         y = ct.rms_norm(leaf)
         cunorm.rms_norm(x)
         torch.autograd.grad(y, leaf, x, retain_graph=True)
@@ -175,7 +175,7 @@ def inductor(tmp_path):
 
 
 def every_norm(x, residual, weight, bias, scale, images):
-    """Run norms, one of them on a tensor that inductor computes, in its own layout."""
+    """Run norms, one of them on a tensor that inductor computes, in a layout of its choice."""
     y, stream = ct.add_rms_norm(x, residual)
     first = ct.group_norm(images + images, 4, scale, channel_axis=1)
     second = ct.group_norm(first, 4, activation="silu", channel_axis=1)
@@ -193,8 +193,8 @@ def run(function, rows):
 
 
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # of early versions of PyTorch
-def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
-    """One test has batches of two sizes, as the graph takes long to compile."""
+def test_norms_compiled_into_one_graph_have_the_bits_of_eager_calls(inductor):
+    """Batches of two sizes share one test, as the graph takes long to compile."""
     function = torch.compile(every_norm, fullgraph=True, dynamic=True)
     compiled = {3: run(function, 3)}
     with torch.compiler.set_stance("fail_on_recompile"):

@@ -23,15 +23,15 @@ NAMES = ["add_normalize", "layer_norm", "group_norm", "channels last"]
 
 
 class Parameter(torch.nn.Parameter):
-    """A parameter class, as libraries define to recognise their own parameters."""
+    """A parameter class like those that libraries define to recognise their parameters."""
 
 
 class Trivial(torch.Tensor):
-    """A class with nothing of its own."""
+    """A tensor class that adds nothing."""
 
 
 class Seen(torch.Tensor):
-    """A class that sees the functions that are called on it."""
+    """A tensor class that sees the functions that are called on its tensors."""
 
     names: list[str] = []  # noqa: RUF012  # one list, for all
 
@@ -59,7 +59,7 @@ class Wrapper(torch.Tensor):
 
 
 def negated(plain):
-    """Return a tensor with these numbers whose memory holds their negatives."""
+    """Return a tensor with these numbers; its memory holds their negatives."""
     return torch.complex(torch.zeros_like(plain), -plain).conj().imag
 
 
@@ -262,7 +262,7 @@ def test_tensors_that_cannot_be_operands_are_refused_by_name(what):
 
 OWN = {"RMSNorm": (8,), "LayerNorm": (8,), "AddRMSNorm": (8,), "GatedRMSNorm": (8,)}
 WRONG = {**REFUSED, "an array": lambda: np.ones((3, 7)), "a list": lambda: [1.0]}
-del WRONG["without a shape yet"]  # PyTorch has its own errors for it
+del WRONG["without a shape yet"]  # PyTorch raises its own errors
 
 
 @pytest.mark.parametrize("kind", [*OWN, "GroupNorm"])

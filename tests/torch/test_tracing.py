@@ -19,7 +19,7 @@ from tests.support.torch_cases import CASES, case, factors  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit"),
-    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # that shapes are constants
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # about constant shapes
 ]
 
 X = torch.linspace(-2, 3, 24).reshape(3, 8).cos()
@@ -93,12 +93,12 @@ def test_a_number_that_follows_from_a_traced_shape_is_a_scalar(tracer, scalar):
     assert torch.equal(TRACERS[tracer](call, X)(OTHER), call(OTHER))
 
 
-def test_only_numbers_of_a_trace_are_scalars_among_tensors():
+def test_a_tensor_is_a_scalar_only_if_it_is_a_number_of_a_trace():
     with pytest.raises(TypeError, match=r"^rms_norm: eps is tensor\(\[1\.\]\), expected a number"):
         torch.jit.trace(lambda x: ct.rms_norm(x, eps=torch.ones(1)), X)
     learnt = torch.ones((), requires_grad=True)
     with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad"):
-        torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # PyTorch cannot print it there
+        torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # PyTorch cannot print `learnt`
     torch._C._set_tracing_state(None)  # the error leaves it set
 
 
@@ -114,7 +114,7 @@ def test_a_batch_is_traced_and_a_derivative_is_refused():
         torch.jit.trace(derivative, X)
 
 
-def test_functionalize_takes_norms_and_refuses_their_derivatives():
+def test_functionalize_accepts_norms_and_refuses_their_derivatives():
     for norm in (ct.rms_norm, lambda x: ct.group_norm(x, 2), vmap(ct.rms_norm)):
         assert torch.equal(functionalize(norm)(X), norm(X))
     assert "cunorm.row_norm_forward" in make_fx(functionalize(lambda x: ct.rms_norm(x)))(X).code

@@ -232,7 +232,7 @@ CALLS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck's copies have none
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck's copies have no .grad
 @pytest.mark.parametrize("name", CALLS)
 def test_the_operators_of_a_call_and_of_its_backward_keep_their_promises(name):
     with Watch() as watch:
@@ -250,7 +250,7 @@ def leaf(argument, is_recorded):
     return argument.detach().requires_grad_(is_recorded and argument.requires_grad)
 
 
-# --- tangents in the plain functions, which would drop them ---------------------------------------
+# --- tangents, which the plain functions refuse ---------------------------------------------------
 
 X = torch.arange(12.0).reshape(3, 4)
 PLAIN = {
