@@ -4,7 +4,7 @@
 `normalize` documents what the row norms have in common: rows, dtypes, rounding, strides and errors;
 `group_norm` does so for the group norms.
 
-On CUDA, arithmetic takes subnormal numbers of float32, and therefore of bfloat16, as zero, because
+On CUDA, arithmetic treats subnormals of float32, and therefore of bfloat16, as zeros, because
 CuPy compiles all kernels with flush-to-zero. On a CPU they are kept, and the caller's
 floating-point mode is never changed.
 """
@@ -73,7 +73,7 @@ _MODULES = {  # the modules of all names but those of `_row_norm`
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for right
+if not TYPE_CHECKING:  # else a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used."""

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr is not None and sys.stderr.isatty():
             print(file=sys.stderr)  # after the terminal's ^C
         return _INTERRUPTED
-    except OSError as error:  # standard output mostly fails; nothing more is written to it
+    except OSError as error:  # mostly standard output fails: write nothing more to it
         with suppress(OSError, ValueError, AttributeError):  # a stream may lack a descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # a reader, such as `head`, wants no more
@@ -98,13 +98,13 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
     add = parser.add_argument
     rows = (
         "an array of floats whose last axis is a row or, for group norms, the channels of a "
-        "position; by default a text of this Python installation, each byte as its row of the "
-        "text's 256x256 log-bigram-count matrix"
+        "position; by default a text of this Python installation, each byte replaced by its row of "
+        "the text's 256x256 matrix of log bigram counts"
     )
     devices = "where to run; by default on CUDA if there is a device, else on the CPU"
     plot = (
-        "also draw the speed of some norms over the size of x, beside that of plain NumPy (or "
-        "CuPy) formulas and, if it is installed, of PyTorch's functions; needs matplotlib"
+        "also draw the speed of some norms, of plain NumPy (or CuPy) formulas and, if PyTorch is "
+        "installed, of its functions over the size of x; needs matplotlib"
     )
     add("--input", type=Path, metavar="FILE.npy", help=rows)
     add("--device", choices=("cpu", "cuda"), help=devices)
@@ -117,8 +117,8 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
 
 _WARMUP = (
     "Compile ahead what calls of cunorm will need, several builds at once, and keep it on disk. "
-    "Options that take several values are crossed: every combination is compiled. They mean what "
-    "the arguments of cunorm.warmup mean."
+    "Options that take several values are crossed: every combination is compiled. The options "
+    "mean what the arguments of cunorm.warmup mean."
 )
 _OPERAND_VALUES = {AUTO: AUTO, "yes": True, "no": False} | {name: name for name in DTYPES}
 _OPERANDS = {  # their defaults, in words
@@ -149,7 +149,7 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     add("width", width, _REQUIRED, type=int, metavar="WIDTH", dest="widths")
     add("dtype", f"of x: {', '.join(DTYPES)}", _REQUIRED | _DTYPE, dest="dtypes")
     add("device", "cpu, cuda or cuda:1; by default CUDA if there is a device, else the CPU", {})
-    rows = "rows or samples of x; by default what any number of them needs"
+    rows = "rows or samples of x; by default builds for any number of them"
     add("rows", rows, _SEVERAL, type=int)
     for name, default in _OPERANDS.items():
         what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"

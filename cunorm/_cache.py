@@ -21,16 +21,16 @@ from cunorm._core import memo
 # its file depends on.
 _DIGEST = "[0-9a-f]{32}"
 _OURS = re.compile(rf"[a-z]\w*-{_DIGEST}\.so|refused-{_DIGEST}\.txt")
-_LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
+_LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep during a compile
 
 
 class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
     `folder` has the CPU's builds of all processes; the first build makes it. `libraries` is their
-    number, and `bytes` is the size of all files there. This process has `loaded` builds of a CPU
-    and `cuda_kernels` on all devices. `cupy_folder` has all that CuPy compiled, also for other
-    programs; it is None until CuPy is imported.
+    number, and `bytes` is the size of all files there. `loaded` and `cuda_kernels` count the CPU's
+    builds and the CUDA kernels (on all devices) that this process has loaded. `cupy_folder` has all
+    that CuPy compiled, also for other programs; it is None until CuPy is imported.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Cleared(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Return what is kept of compiled kernels, on disk and in this process.
+    """Return how many compiled kernels are kept, on disk and in this process.
 
     The folder of the CPU's builds is ``CUNORM_CACHE_DIR``, by default one in the user's caches.
 
@@ -119,7 +119,7 @@ def _existing(
 ) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the paths of a kind of file, with their status."""
     for path in paths:
-        with suppress(FileNotFoundError):  # as above
+        with suppress(FileNotFoundError):  # another process may clear the cache
             status = path.lstat()
             if is_kind(status.st_mode):
                 yield path, status

@@ -18,7 +18,7 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import MIN_CAPABILITY, describe_feature
 
-# Their versions are read without imports: importing torch or JAX takes seconds and memory.
+# Versions are read without importing the packages: torch and JAX take seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
 _CUDA_PACKAGES = (
     *("cupy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -44,7 +44,7 @@ def report() -> str:
 
 
 def cuda_devices() -> tuple[int, str]:
-    """Return how many CUDA devices there are for CuPy, and, if none, why."""
+    """Return how many CUDA devices CuPy finds, and the reason if it finds none."""
     try:
         import cupy
     except ImportError as error:
@@ -120,7 +120,7 @@ def _compilers() -> Lines:
         cxx, cxx_problem, _ = search()
         found = missing if cxx is None else f"{' '.join(cxx.command)}: {cxx.version}"
         yield "C++", f"{found} ({cxx_problem})" if cxx_problem else found
-    except ValueError as error:  # as above
+    except ValueError as error:  # CXX is no command
         yield "C++", str(error)
     try:
         major, minor = cuda.nvrtc_version()

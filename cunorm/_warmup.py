@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`warmup`: compile ahead, several builds at once, what calls will need."""
+"""`warmup`: compile ahead what calls will need, several builds at once."""
 
 from __future__ import annotations  # help() has the names of the aliases
 
@@ -74,10 +74,10 @@ def warmup(
 ) -> Warmup:
     """Compile and load what calls of norms will need, several builds at once.
 
-    Otherwise a call compiles what it needs when it is first made. The builds are kept on disk for
-    later processes. On CUDA they are for contiguous arrays that begin at multiples of 16 bytes, as
+    Without `warmup`, the first call compiles what it needs. The builds are kept on disk for later
+    processes. On CUDA they are for contiguous arrays that begin at multiples of 16 bytes, as
     new arrays do; a call with other arrays, such as slices, may need one more build. Most arguments
-    are a value, or a list or tuple of values, all combinations of which are compiled.
+    are a value, or a list or tuple of values; every combination of the values is compiled.
 
     Parameters
     ----------
@@ -90,15 +90,15 @@ def warmup(
     device : str
         "cpu", "cuda" (the current one), or "cuda:1".
     rows : int, optional
-        Rows of x, or a group norm's samples; by default any number, whichever builds that needs.
+        Rows of x, or a group norm's samples; by default builds for any number are compiled.
     weight, bias, residual, gate : dtype or bool or None
         The forward's operands: a dtype, True for that of x, None or False if absent. By default
         there is a weight if the function takes one, a residual for the functions ``add_…``, no bias
         and no gate. A backward is that of such a forward: it gets the residual stream as x, a dy of
         y's dtype, and x's dtype as `x_dtype`.
     d_residual : dtype or bool or None
-        A backward's gradient of the residual stream, with True of the stream's dtype; by default
-        the same if the forward writes a stream.
+        The gradient of the residual stream that a backward gets; True means the stream's dtype. By
+        default True if the forward writes a stream.
     dtype, residual_dtype : dtype, optional
         Of y and dy, and of the new residual stream; by default as the forward chooses them.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
@@ -111,7 +111,7 @@ def warmup(
         A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
         -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
-        As the backward takes them. With `accumulate`, the arrays have rstd's dtype.
+        As the backward takes them. With `accumulate`, dweight and dbias have rstd's dtype.
     workers : int, optional
         Builds that are compiled at once; by default as many as this process has cores.
     progress : bool, optional
@@ -125,8 +125,8 @@ def warmup(
     ImportError
         If CuPy or NVRTC, which CUDA needs, is not installed.
     RuntimeError
-        If there is no such device or no C++ compiler, or if a build does not compile; that is
-        raised after all other builds are done.
+        If there is no such device or no C++ compiler, or if a build does not compile. This last
+        error is raised after all other builds are done.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def _calls(ops: object, dtypes: object, options: Options) -> Iterator[tuple[str,
 
 
 def _several(argument: str, value: object) -> tuple[Any, ...]:
-    """Return the items of a collection, or anything else, such as a name or an array, alone."""
+    """Return a collection's items; a value that is no collection, such as a name, is one item."""
     if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
     if len(value) == 0:
@@ -249,17 +249,17 @@ def _options_of(name: str) -> set[str]:
 
 
 def _is_default(option: str, value: object) -> bool:
-    """Whether a value says no more than to leave the option out."""
+    """Whether a value means the same as leaving the option out."""
     if value is None or value is False:
         return True
-    # For other types, == may return an array, or True: to NumPy float64 equals None.
+    # For other types, == may return an array, or wrongly True: NumPy's dtype float64 equals None.
     items = value if isinstance(value, tuple) else (value,)  # a tuple of names is one value
     is_plain = all(isinstance(item, str | Number) for item in items)
     return is_plain and value in (_ABSENT[option], AUTO)
 
 
 def _parsed(name: str, x: DType, options: Options) -> Options:
-    """Return a call's options with operands as dtypes, checked."""
+    """Check the options of a call, and return them with operands as dtypes."""
     if_given: Meaning = {True: x, False: None, AUTO: None}
     by_default = if_given | {AUTO: x}
     meanings: dict[str, Meaning] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`workspace_size`: the bytes of workspace that a call needs, for callers that give it."""
+"""`workspace_size`: the bytes of workspace that a call needs, for callers that pass one."""
 
 from __future__ import annotations  # help() has the names of the aliases
 
@@ -52,9 +52,9 @@ def workspace_size(
     """Return the bytes of workspace that a function needs.
 
     A backward keeps partial sums of dweight and dbias there. A group norm keeps the statistics of
-    parts of a sample and, in a backward on a CPU, what its last pass takes from the first. The size
+    parts of a sample and, in a backward on a CPU, what the first pass keeps for the last. The size
     depends on the shapes, dtypes and device of the arrays and, for a group norm, on the memory
-    layout of x, so a training loop needs one call.
+    layout of x, so a training loop asks for it once.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def workspace_size(
     Returns
     -------
     int
-        Bytes that suffice for any dtypes and strides of the other operands; on a CPU no fewer do.
+        Bytes that suffice for any dtypes and strides of the other operands; on a CPU, the minimum.
         0 for a row norm's backward without dweight and dbias, and for some group norms.
 
     Raises
     ------
     TypeError, ValueError
-        As the function does, and if `op` is none of those names or does not take an option.
+        As the function does, and if `op` is not one of these names or does not take an option.
     ImportError
         If x is on CUDA and CuPy is not installed.
 
@@ -124,7 +124,7 @@ _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not 
 
 
 def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
-    """Check and parse the options by themselves, and that the function takes those that are set."""
+    """Check and parse each option, and check that the function takes the options that are set."""
     needs, reason = options["needs"], f"{op} has none"
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
@@ -155,7 +155,7 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
-    """Return the most that any dtype of y needs."""
+    """Return the largest size that a dtype of y needs."""
     x, weight, bias = specs
     groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
     norm = _FUNCTION, groups, None, options["channel_axis"]
@@ -167,7 +167,7 @@ def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
 
 
 def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
-    """Return the most that any dtypes of dy and dx need."""
+    """Return the largest size that dtypes of dy and dx need."""
     x, weight, bias = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
     groups, axis = options["num_groups"], options["channel_axis"]

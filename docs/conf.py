@@ -25,7 +25,7 @@ autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have shapes and dtypes; arrays may be of any framework
 napoleon_google_docstring = False
-napoleon_use_param = False  # keep arguments together that a docstring describes together
+napoleon_use_param = False  # keep arguments that share a description together
 default_role = "py:obj"  # make `name` in a docstring a link
 highlight_language = "text"  # formulas in docstrings are not Python
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Write the drawings of the pages on kernels: ``python docs/drawings.py``.
 
-The drawings have numbers of cunorm's launch plans. They are narrow enough for a telephone, so that
-text of 12 pixels can be read on it, and have a light background also in dark mode.
+The drawings show numbers of cunorm's launch plans. They are so narrow that their text of 12 pixels
+can be read on a telephone, and have a light background even in dark mode.
 """
 
 from html import escape

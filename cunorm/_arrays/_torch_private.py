@@ -69,7 +69,7 @@ def has_proxy_mode() -> bool:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-# Tensors of torch.func's transforms, which may have ended; "legacy" means `is_grads_batched`.
+# Whether a transform of torch.func ("legacy": of `is_grads_batched`), perhaps ended, made a tensor.
 is_wrapped: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
@@ -99,9 +99,9 @@ def untransformed_apply(function: type[Function]) -> Callable[..., Any]:
 
 
 def assume_constant(function: _F) -> _F:
-    """Let torch.compile call a function, which it cannot trace, while it traces the caller.
+    """Let torch.compile call a function that it cannot trace, while it traces the caller.
 
-    `torch.compiler.assume_constant_result` does this, too, but imports the compiler for seconds.
+    `torch.compiler.assume_constant_result` does this, too, but imports the compiler, for seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

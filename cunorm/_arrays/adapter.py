@@ -10,16 +10,16 @@ from cunorm._core import tensor
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, Device, Shape, TensorSpec
 
-Signature = tuple[list[object], list[int]]  # parts of a key, and addresses, 0 for None
+Signature = tuple[list[object], list[int]]  # parts of a key; addresses, with 0 for None
 
 
 class ArrayAdapter(ABC):
-    """One array library: reads its arrays, and makes the results of its users."""
+    """Reads the arrays of one library, and makes the results for its users."""
 
     name: str
     pointer: Any = None  # a function that returns the address of an array that has a signature
-    allocates_like = False  # whether allocators take the shape of a model
-    dispatches_itself = False  # whether `dispatch` makes some calls
+    allocates_like = False  # whether an allocator takes the shape from a model array
+    dispatches_itself = False  # whether the library makes some calls, in `dispatch`
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -45,7 +45,7 @@ class ArrayAdapter(ABC):
         """Copy an array of this library into C order of the axes of its spec."""
 
     def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
-        """Return the outputs of a call that the library itself makes, None if it does not."""
+        """Return the outputs of a call if the library makes the call itself, else None."""
         return None
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
@@ -68,8 +68,8 @@ class ArrayAdapter(ABC):
         """Return an array's dtype and device."""
         return None
 
-    def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
-        """Count a write to each array that is not None; autograd may have saved it."""
+    def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few libraries count
+        """Count a write to each array that is not None; autograd may have saved an array."""
 
     def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
@@ -95,7 +95,7 @@ class ArrayAdapter(ABC):
 
 
 def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
-    """Return a dense copy whose axes lie in memory in this order, None for C order."""
+    """Return a dense copy whose axes lie in memory in the order `axes`; None is C order."""
     if axes is None:
         return view.adapter.contiguous(view)  # type: ignore[no-any-return]
     ordered = ArrayView(view.pointer, view.spec.permuted(axes), view.owner, view.adapter, False)
@@ -105,7 +105,7 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
 
 
 def in_memory_order(spec: TensorSpec) -> tuple[Shape, tuple[int, ...] | None]:
-    """Return a dense array's shape in memory, and the transposition to its own unless C order."""
+    """Return a dense array's shape in memory, and the axes that transpose it back, or None."""
     axes = tensor.memory_order(spec)
     if axes is None:
         return spec.shape, None
@@ -123,7 +123,7 @@ def new_view(pointer: int, spec: TensorSpec, owner: object, adapter: ArrayAdapte
 
 
 def unaligned(subject: str, fix: str) -> ValueError:
-    """Return the error for elements that do not lie on multiples of their size."""
+    """Return the error for elements whose addresses are no multiples of their size."""
     return ValueError(
         f"{subject} has elements at addresses that are no multiples of their size, expected "
         f"aligned ones: pass {fix}"

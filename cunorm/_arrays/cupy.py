@@ -18,7 +18,7 @@ _NOTHING = nullcontext()
 
 
 def cupy() -> Any:
-    """Return CuPy, which is not imported yet if the arrays are JAX's or DLPack's."""
+    """Return CuPy; import it if only arrays of JAX or DLPack were used so far."""
     return sys.modules.get("cupy") or import_module("cupy")
 
 
@@ -32,7 +32,7 @@ class CupyAdapter(ArrayAdapter):
         return issubclass(kind, sys.modules["cupy"].ndarray)
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        # CuPy's DLPack knows fewer dtypes than its attributes.
+        # CuPy's attributes give more dtypes than its DLPack.
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         data = array.data
@@ -92,7 +92,7 @@ class CupyAdapter(ArrayAdapter):
         itemsize, device = spec.dtype.itemsize, spec.device
         strides = tuple(stride * itemsize for stride in spec.strides)
         with self.device_scope(device):
-            # CuPy wants a size, but reads as the strides say.
+            # CuPy wants a size of the memory, but the strides say what is read.
             memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
             first = module.cuda.MemoryPointer(memory, 0)
             array = module.ndarray(spec.shape, f"=f{itemsize}", first, strides).copy(order="C")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Any other object with ``__dlpack__``, read through its capsule.
+"""Reads any other object with ``__dlpack__`` through its capsule.
 
-The capsule is read and never consumed: its destructor frees it when the view that holds it is gone.
-As the producer may then reuse the memory, a capsule on CUDA is held until our stream has passed the
-launch. That is checked when the next view is made, and waited for when caches are cleared.
+The capsule is read and never consumed: its destructor frees the array when the view that holds the
+capsule is gone. As the producer may then reuse the memory, a capsule on CUDA is held until the
+launch on our stream has ended. Making the next view checks this; clearing the caches waits for it.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
-    """Return the DLTensor in a capsule, which must stay alive, and whether it is writable."""
+    """Return the DLTensor in a capsule (keep the capsule alive), and whether it is writable."""
     if _is_named(capsule, b"dltensor"):
         return DLTensor.from_address(_content(capsule, b"dltensor")), True
     if not _is_named(capsule, b"dltensor_versioned"):
@@ -78,7 +78,7 @@ def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
 
 
 class Hold:
-    """Keeps a capsule alive until a CUDA stream has done what was enqueued before its deletion.
+    """Keeps a capsule until a stream has done all that was enqueued before the Hold was deleted.
 
     The view that owns a Hold deletes it after the launch.
     """
@@ -103,7 +103,7 @@ class Hold:
 
     @classmethod
     def let_go(cls, *, wait: bool = True) -> None:
-        """Delete the capsules that their streams have passed, or wait and delete all."""
+        """Delete the capsules whose streams have passed their events; with `wait`, wait for all."""
         with suppress(IndexError):  # none is left
             while True:
                 held = cls.passing.popleft()  # atomic: no other thread gets it
@@ -120,7 +120,7 @@ on_clear(Hold.let_go)
 def view_of_capsule(
     function: str, argument: str, capsule: object, owner: object, adapter: ArrayAdapter
 ) -> ArrayView:
-    """Return the view of the array in a capsule, which `owner` keeps alive."""
+    """Return the view of the array in a capsule; `owner` keeps the capsule alive."""
     tensor, writable = read_capsule(capsule)
     kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
     dtype = DTYPES.get(f"{kind}{tensor.bits}")
@@ -142,7 +142,7 @@ def view_of_capsule(
 
 
 class DLPackAdapter(ArrayAdapter):
-    """Objects of other libraries, which get NumPy or CuPy arrays as results."""
+    """Objects of other libraries; results for them are NumPy or CuPy arrays."""
 
     name = "dlpack"
 

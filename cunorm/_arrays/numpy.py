@@ -25,7 +25,7 @@ _AFTER_HEAD = object.__basicsize__
 
 
 def _pointer_by_object(array: HostArray) -> int:
-    """Return the address of the first element, in a tenth of the other function's time."""
+    """Return the address of the first element, in a tenth of the time of `array.ctypes`."""
     return _address_at(id(array) + _AFTER_HEAD).value or 0
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The adapter of each type of array, found by the root module of the type, once for each type.
+"""Finds the adapter of a type of array by the root module of the type, once for each type.
 
-A search imports no library that the caller has not imported.
+A search imports only libraries that the caller has imported.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from cunorm._arrays.numpy import NUMPY
 from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
 from cunorm._core.validate import array_hint, describe_type
 
-# An adapter, or the module to import it from, as ADAPTER: JAX's lies above this layer.
+# An adapter, or the module whose ADAPTER is imported when needed. JAX's is in a higher layer.
 _ROOTS: dict[str, ArrayAdapter | str] = {
     "numpy": NUMPY,
     "cupy": CUPY,
@@ -76,7 +76,7 @@ def view_all(
 def view_workspace(function: str, array: object) -> ArrayView:
     """Return the view of an array that a call may use as memory: contiguous and writable.
 
-    NumPy and CuPy arrays may have any dtype of numbers; PyTorch's, uint8 or a dtype of kernels.
+    NumPy and CuPy arrays may have any dtype of numbers, tensors only uint8 or a dtype of kernels.
     """
     adapter = adapter_of(function, "workspace", array)
     workspace = adapter.workspace_view(function, "workspace", array)

@@ -113,7 +113,7 @@ class TorchAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
-            return _empty_like  # it parses less, and empty_strided less than torch.empty
+            return _empty_like  # parses the least; torch.empty would parse the most
         dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
         empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
@@ -165,7 +165,7 @@ def dense_form(argument: str, array: Tensor) -> str:
 
 
 def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) -> Exception:
-    """Return the error for a tensor that `view` refuses; `more` dtypes are allowed."""
+    """Return the error for a tensor that `view` refuses; dtypes in `more` are allowed, too."""
     subject = f"{function}: {argument}"
     if array.layout is not torch.strided or array.is_nested:
         layout = "nested" if array.is_nested else array.layout

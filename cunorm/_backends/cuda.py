@@ -31,7 +31,7 @@ _MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # has st.async, with which blocks send each o
 
 
 def launch(planned: Launch, function: Any, arguments: bytes, stream: int) -> None:
-    """Start a function of the current device, whose only argument is a struct with these bytes."""
+    """Start a function on the current device; its only argument is a struct with these bytes."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
@@ -53,7 +53,7 @@ loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
 def _load(build: KernelBuild) -> Any:
     """Compile a build for the current device, or read it from CuPy's cache on disk, and load it.
 
-    Return the function of this device, as a RawKernel would look it up at each launch. The function
+    Return this device's function, because a RawKernel would look it up at each launch. The function
     may use all the shared memory that a block can have.
     """
     cupy = _cupy()
@@ -143,7 +143,7 @@ def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> 
     """Return the caps of a device, with the largest clusters for which it has room, or none.
 
     A partition of a GPU may lack room for clusters that fit the whole GPU. Assume that each block
-    has a multiprocessor to itself, as blocks for misaligned arrays may.
+    needs a whole multiprocessor, as blocks for misaligned arrays may.
     """
     caps: GpuCaps = gpu_caps(device)
     more_than_half = caps.shared_memory_per_sm // 2

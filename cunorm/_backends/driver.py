@@ -54,7 +54,7 @@ def allow_large_clusters(cupy: Any, function: Any) -> None:
 def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
     """Return how many clusters the current device, or our partition of it, runs at a time.
 
-    Only a lack of room returns 0; other errors are raised: without clusters, bits would differ.
+    Return 0 only for a lack of room. Raise other errors: a call without clusters gives other bits.
     """
     blocks = launch.build.cluster
     try:
@@ -83,7 +83,7 @@ def launch_dependent(
 ) -> None:
     """Start a kernel that may begin while the previous launch on the stream still runs.
 
-    CuPy, whose launches cannot have attributes, made the previous one: this thread has a context.
+    CuPy's launches have no attributes. CuPy made the previous one, so this thread has a context.
     """
     grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)

@@ -17,8 +17,8 @@ def compile_concurrently(
 ) -> int:
     """Compile and load builds, as many at once as there are workers; return how many are new.
 
-    Call `step` with the number of builds that have ended since. If builds fail, finish the others,
-    then raise a RuntimeError about the first failure.
+    Call `step` with the number of builds ended since the last time. If some fail, finish the
+    others, then raise a RuntimeError about the first failure.
     """
     calls: list[Callable[[], tuple[Any, bool]]]
     calls = [partial(cuda.prepare, build, device) for build in builds]

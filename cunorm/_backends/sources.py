@@ -13,7 +13,7 @@ _LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 @cache
 def kernel_folder() -> Path:
-    """Return the folder of the `.cu` files: inside an installed package, else beside it."""
+    """Return the folder of the `.cu` files: in the package if it is installed, else beside it."""
     here = Path(__file__).parent.parent
     for folder in (here / "kernels_cu", here.parent / "kernels_cu"):
         if (folder / "row.cuh").is_file():

@@ -85,7 +85,7 @@ def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
 def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
     """Yield the rows of all operators; while the caller times one, nothing compiles.
 
-    The first operator is alone, so that its rows are there soon.
+    The first operator compiles alone, so that its rows appear soon.
     """
     cpu_compile.is_announced.set()
     yield from _rows(*cases[0], device)
@@ -99,7 +99,7 @@ def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
 
 
 def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:
-    """Run and check an operator; yield a row of each direction, before the next one compiles."""
+    """Run and check an operator; yield one direction's row before the next direction compiles."""
     operands = device.placed(host)
     saved = operator.forward(cunorm, operands)()
     calls, expected = operator.calls(operands, saved), operator.expected(host)

@@ -44,7 +44,7 @@ class Device(NamedTuple):
 
 
 def chosen_device(name: str | None) -> Device:
-    """Return the device of a name; by default CUDA's current one where there is one."""
+    """Return the device of a name; by default the current CUDA device if there is one."""
     count, reason = (0, "") if name == "cpu" else _info.cuda_devices()
     if count:
         import cupy

@@ -28,7 +28,7 @@ LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
 _LARGEST_GATE = 4.0
 _MEAN = "1e4"  # the mean that one operator's x has
-# The operators of the full table and of the quick one; a dtype that is not listed has all.
+# The operators by dtype and `is_quick`; a pair that is not listed has all operators.
 _SHOWN = {
     ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
     ("bfloat16", True): ("rms_norm",),
@@ -70,7 +70,7 @@ def text(count: int = 2048) -> tuple[Array, str]:
 
 
 def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
-    """Return the operands of a row norm: the rows and their neighbours, float32 parameters."""
+    """Return the operands of a row norm: the rows, shifted copies of them, float32 parameters."""
     x, mean_row = reference.round_to(rows, dtype), rows.mean(axis=0, dtype=np.float64)
     gate_scale = min(1.0, _LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
     return {
@@ -109,7 +109,7 @@ class Operator:
         return operands
 
     def forward(self, module: ModuleType, operands: Operands, name: str = "") -> partial[Any]:
-        """Return the forward for training, or a function by its name, with its arguments."""
+        """Return the forward for training, or the function `name`, as a partial with arguments."""
         name, arguments = name or f"{self.base}_forward", dict(self.options)
         if name == "instance_norm":
             del arguments["num_groups"]
@@ -144,10 +144,10 @@ class Operator:
 
 
 def bytes_moved(call: partial[Any], result: Any) -> int:
-    """Return the bytes that a call must read and write: of its arguments and its results."""
+    """Return how many bytes of arguments and results a call must read and write."""
     taken, results = dict(call.keywords), result if isinstance(result, tuple) else (result,)
     if "dy" in taken and not taken.get("activation"):
-        taken.pop("bias", None)  # a backward only has it to know that dbias is wanted
+        taken.pop("bias", None)  # a backward gets it only to know that dbias is wanted
     return sum({id(one): getattr(one, "nbytes", 0) for one in (*taken.values(), *results)}.values())
 
 

@@ -19,7 +19,7 @@ NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
 _PRINTED = len(SIZES) // 2  # the index of the size whose speeds are printed
 _WIDTH = 1024
-_LEAST, _SECONDS = 5, 0.15  # rounds of calls at a point, and seconds that they take, at least
+_LEAST, _SECONDS = 5, 0.15  # at least so many rounds of calls, and so many seconds, at a point
 
 
 def check(path: Path) -> None:
@@ -63,7 +63,7 @@ def draw(path: Path, device: Device, out: Console) -> None:
 def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, list[float]]:
     """Return the speeds of each library over SIZES, in GB/s.
 
-    They follow from the medians of calls that are made in turn, each after an untimed one.
+    They follow from median times. Calls are made in turn, each after an untimed call.
     """
     speeds: dict[str, list[float]] = {}
     for size in SIZES:
@@ -81,7 +81,7 @@ def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, lis
 
 
 def operands_of(operator: Operator, rows: int) -> dict[str, Any]:
-    """Draw the operands of an operator."""
+    """Return random operands of an operator."""
     x = np.random.default_rng(0).standard_normal((rows, _WIDTH), dtype=np.float32)
     like_x = {name: x.copy() for name in ("residual", "dy", "d_residual")}
     return operator.operands({"x": x, **like_x, **dict.fromkeys(("weight", "bias"), 1 + x[0] / 8)})

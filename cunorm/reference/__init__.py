@@ -8,8 +8,8 @@ samples. No input is modified, and no result is a view of an input.
 
 Everything is computed and returned in float64, with two exceptions. The new residual stream
 ``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` without a residual,
-and the norm reads the rounded values; the sum before that rounding is float64 if x or residual is,
-else float32. The normalised rows can be rounded to x's dtype before the product with weight.
+and the norm reads the rounded values; the sum is computed in float64 if x or residual is float64,
+else in float32. The normalised rows can be rounded to x's dtype before the product with weight.
 `cunorm.reference.tolerance` has the largest errors of float32 kernels.
 """
 

@@ -83,7 +83,7 @@ TAILS["swish"] = TAILS["silu"]
 
 
 def _product(name: str, factor: Elementwise) -> Activation:
-    """Return z * factor(z), whose tail is z * factor'(z)."""
+    """Return the activation z * factor(z); the summand T of its derivative is z * factor'(z)."""
     tail, _ = TAILS[name]
 
     def slope(z: Float64) -> Float64:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The generic row norm, forward and backward, of which the named norms are cases.
+"""The generic row norm, forward and backward; the named norms are cases of it.
 
 `cunorm.normalize_forward` and `cunorm.normalize_backward` have the formulas, their source and the
-names. With groups, a row here is one group of a row there.
+names. With groups, the formulas of a row apply to each group of a row.
 """
 
 from __future__ import annotations  # help() has the names of the aliases
@@ -64,7 +64,7 @@ def normalize_forward(
     """Normalise each row, and return what the backward needs.
 
     round_before_weight rounds k * r to x's dtype, also without a weight. Groups need axis -1. y,
-    mean and rstd are float64; residual is None without residual and residual_dtype.
+    mean and rstd are float64; the result's residual is None if neither residual argument is given.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -113,11 +113,11 @@ def normalize_backward(
     x_dtype: DTypeLike | None = None,
     needs: Collection[str] = OPERANDS,
 ) -> NormGrads[Array]:
-    """Differentiate `normalize_forward`; exact with eps, which rstd contains.
+    """Differentiate `normalize_forward`, exactly for any eps, because rstd contains eps.
 
     x is the array that was normalised: the forward's residual if there is one; x_dtype is then the
     dtype of the forward's x. round_before_weight rounds k * r to x_dtype, by default x's dtype:
-    dweight and n have the rounded value, and dr is as without rounding. The mean may be rounded,
+    dweight and n use the rounded value, and dr ignores the rounding. The mean may be rounded,
     because x gives the correction. An absent operand in `needs` gives None.
 
     >>> import numpy as np

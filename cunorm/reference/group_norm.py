@@ -68,7 +68,7 @@ def group_norm_backward(
     channel_axis: int = -1,
     needs: Collection[str] = OPERANDS,
 ) -> GroupNormGrads[Array]:
-    """Differentiate `group_norm_forward`; exact with eps, which rstd contains.
+    """Differentiate `group_norm_forward`, exactly for any eps, because rstd contains eps.
 
     The mean may be rounded, as x gives the correction. An absent operand in `needs` gives None.
 

@@ -154,7 +154,7 @@ def add_normalize(
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> AddNorm[Array]:
-    """Return y and the new residual stream of `normalize_forward`; with no residual, that is x."""
+    """Return y and the new stream of `normalize_forward`; the stream is x without a residual."""
     inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
     result = normalize_forward(
         *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options

@@ -33,7 +33,7 @@ def round_to(values: Array, dtype: DTypeLike) -> Array:
 def residual_stream(
     x: Array, residual: Array | None, residual_dtype: DTypeLike | None
 ) -> Array | None:
-    """Return x + residual in the residual's dtype, x alone in residual_dtype, or None."""
+    """Return x + residual in residual's dtype; without residual, x in residual_dtype, or None."""
     if residual is None:
         return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
     compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
@@ -57,7 +57,7 @@ def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of p - mean; return the mean, and the rows less it."""
+    """Correct a rounded mean by the mean of p - mean; return the new mean, and p minus that."""
     t = p - mean
     correction = t.mean(axis=-1, keepdims=True)
     return mean + correction, t - correction

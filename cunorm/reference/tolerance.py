@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: MIT
 """The largest error of a norm that is computed in float32 and rounded once, on the store.
 
-It holds for finite operands of 32 bits or less whose squares do not overflow. The notation is that
-of `normalize_backward`, with u = 2**-24; a row of a group norm is a group of a sample. Rows of more
-than 16384 elements have twice these ulps:
+The bounds hold for finite operands of at most 32 bits whose squares do not overflow. The names are
+those of `normalize_backward`, with u = 2**-24; a row of a group norm is a group of a sample. Rows
+of more than 16384 elements have twice these ulps:
 
 - n is within 4 ulp of the largest term of its row, rstd is within 8 u of itself, and the mean is
   within one ulp of itself and 4 u of the deviation.
 - dx is within 8 ulp of the largest term of its row: rstd * dr, rstd * r * mean(r * dr),
   rstd * mean(dr) or d_residual. The terms may cancel, so dx itself is no measure.
 - dweight and dbias are within 8 u of the sum of their summands' magnitudes. With center, the
-  rounding of the mean's correction moves r by a quarter of that.
+  rounding of the mean's correction moves r by a quarter of 8 u.
 
 Other errors are propagated to first order, each at its largest:
 
 - An activation is within 4 ulp, its derivative within 8 u of its summands; products with them add
-  3 u. The rounding of an exponential's argument moves the summand that has it.
+  3 u. The rounding of an exponential's argument moves the summand with the exponential.
 - A group norm's backward uses the derivative before the rounding of the mean is corrected.
 - k * r may be rounded to the other side of a tie before the product with weight.
 - Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero, so every
-  input, sum and product may be off by it.
+  input, sum and product may be off by `LOST`.
 """
 
 import math
@@ -42,7 +42,7 @@ _ROW = (1, 3, 4)  # the axes of `Tolerance`'s shape that a row has
 
 @dataclass(frozen=True)
 class Number:
-    """Exact values, and the largest error of each; that of an input by default."""
+    """Exact values, and the largest error of each; by default the error of an input."""
 
     value: Any
     error: Any = LOST
@@ -73,9 +73,9 @@ class Tolerance:
     def __init__(
         self, operands: Mapping[str, Any], options: Mapping[str, Any], eps: float, exact: Any
     ) -> None:
-        """Take a call, and the exact results of its forward for training.
+        """Take operands and options of a call, and the exact results of its forward for training.
 
-        The options are those that the forward and the backward take, c and eps those of
+        The options are those that forward and backward have in common; c and eps are those of
         `normalize`.
         """
         x = exact.residual if "residual" in operands else operands["x"]
@@ -148,7 +148,7 @@ class Tolerance:
         return errors if self.slope is None else errors | {"dgate": (self.slope * dgate).error}
 
     def _rounded(self, kr: Number, dtype: Any) -> Number:
-        """Round k * r to a dtype, and to both sides of a tie that is within its error."""
+        """Round k * r to a dtype; where its error reaches a tie, allow both sides of the tie."""
         if dtype.itemsize >= 4:
             return kr
         error = kr.error + self._ulps(4, kr).error
@@ -157,7 +157,7 @@ class Tolerance:
         return Number(exact, np.maximum(exact - low, high - exact) + LOST)
 
     def _ulps(self, count: int, *terms: Number) -> Number:
-        """Return an error of a count of ulps of the largest term of each row."""
+        """Return an error of `count` ulps of the largest term of each row."""
         largest = (np.max(abs(term.value), axis=_ROW, keepdims=True) for term in terms)
         return Number(0.0, count * self.many * ulp(reduce(np.maximum, largest)))
 
@@ -169,9 +169,9 @@ class Tolerance:
 
 
 def bound(exact: Array, error: Array, dtype: str) -> Array:
-    """Return the error bound of a result: with half an ulp of a dtype that its store rounds to.
+    """Return the error bound of a result, with half an ulp if storing the result rounds it.
 
-    A float32 result is rounded by no store, a new residual stream by the oracle, too.
+    A float32 result needs none; neither does a new residual stream, as the oracle rounds it, too.
     """
     error = error.reshape(exact.shape) + LOST
     is_rounded = exact.dtype == np.float64 and dtype != "float32"
@@ -213,7 +213,7 @@ def _apply(activation: str, order: int, z: Number) -> Number:
     """Return g(z), or g'(z) for order 1.
 
     The rounding of an exponential's argument moves g by up to 2 u of z * T, and g' by up to 2 u of
-    the argument's change, z * a'(z), times T, with the names of `TAILS`.
+    the argument's change, z * a'(z), times T. `TAILS` defines T and a.
     """
     function = ACTIVATIONS[activation][order]
     value, z_value = function(z.value), np.clip(z.value, -1000.0, 1000.0)

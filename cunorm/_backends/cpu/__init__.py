@@ -16,7 +16,7 @@ from cunorm._core.plan import CallSize, KernelCall
 Run = Callable[[Sequence[int]], object]  # given the addresses of arrays
 
 _WORD = 8  # bytes; arguments are whole words
-_SERIAL_WORK = 1 << 15  # elements; for fewer, further threads cost more time than they save
+_SERIAL_WORK = 1 << 15  # elements; up to this number, more threads cost more than they save
 # The structs List, Task and Slot of launch.h.
 _LIST, _TASK, _SLOT = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 _INTEGER = struct.Struct("<q")
@@ -79,7 +79,7 @@ def _no_memory() -> NoReturn:
 
 # --- workspaces -----------------------------------------------------------------------------------
 
-# Workspaces are kept for later calls, because allocating them takes longer.
+# Workspaces are kept for later calls, because allocating a new one takes longer.
 _LARGEST = 16 << 20  # bytes
 _PIECES = 4
 
@@ -94,7 +94,7 @@ on_clear(_kept.clear)
 
 
 def take(size: int) -> Piece:
-    """Return memory of at least so many bytes."""
+    """Return memory of at least `size` bytes."""
     try:
         piece = _kept.pop()
         if piece.array.nbytes >= size:
@@ -106,7 +106,7 @@ def take(size: int) -> Piece:
 
 
 def with_scratch(size: int, run: Run) -> Run:
-    """Return `run` with so many bytes of memory for its last pointer if that is 0."""
+    """Return `run`, with memory of `size` bytes as the last pointer where that is 0."""
     if not size:
         return run
 

@@ -71,7 +71,7 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
 
 
 def announce_after(end: float, builds: Iterable[KernelBuild], ended: int = 0) -> None:
-    """Log what is being compiled, once in a process and only after a time."""
+    """Log what is being compiled, once in a process and only after the time `end`."""
     if monotonic() >= end and not is_announced.is_set():
         is_announced.set()
         names = " and ".join(dict.fromkeys(build.kernel for build in builds))
@@ -104,7 +104,7 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
 
 def entry_of(path: Path) -> Entry:
     shared = ctypes.CDLL(os.fspath(path))
-    run = shared.cunorm_run  # without argtypes, which would check each argument
+    run = shared.cunorm_run  # has no argtypes: checking arguments takes time
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
     return Entry(run, blocks)
@@ -123,7 +123,7 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
         _compiler.probe(cxx, base, folder)
     if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without the refused options
-    # Each option works, but not with this source. Drop first the options that are only for speed.
+    # Each option works, but not with this source. First drop the options that are only for speed.
     with suppress(Failed):
         needed = (option for option in optional if option in ("-march=native", "-fopenmp"))
         return _compiled_with(build, cxx, (*needed, *base))
@@ -160,7 +160,7 @@ def _translation_unit(build: KernelBuild) -> str:
 
 @memoize(maxsize=1)
 def _stand_ins() -> str:
-    """Return the text of the headers that the compiler includes, and `source_text` does not."""
+    """Return the text of the headers that the compiler includes but `source_text` does not."""
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 

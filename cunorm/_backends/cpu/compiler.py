@@ -22,7 +22,7 @@ from cunorm._backends.cpu.files import digest, temporary
 _REFUSAL_TTL = 24 * 60 * 60  # seconds until a refused option is tried again
 _ANSWER_LIMIT = 60.0  # seconds, for --version
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
-# Messages of compilers that lacked memory or disk space, or whose children did.
+# Messages of compilers if they or their child processes lacked memory or disk space.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
     r"|out of memory|cannot allocate",
@@ -145,7 +145,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
 
 @cache
 def cpu_identity() -> str:
-    """Return a text on which -march=native depends."""
+    """Return a text about the CPU; with the same text, -march=native means the same."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
@@ -157,9 +157,9 @@ def cpu_identity() -> str:
 def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
-    Cross compilers refuse -march=native, and on ARM Apple's Clang and others before Clang 15. With
-    -fschedule-insns several items of a pack are computed at a time, and a gated forward takes a
-    tenth less; 16 registers also need -fsched-pressure, against spills. -fno-gcse-after-reload
+    Cross compilers refuse -march=native; on ARM, so do Apple's Clang and Clang before 15. With
+    -fschedule-insns GCC computes several items of a pack at a time, and a gated forward takes a
+    tenth less time; 16 registers also need -fsched-pressure, against spills. -fno-gcse-after-reload
     saves a tenth of a compile and costs nothing. Without -mmove-max and -mstore-max, GCC copies
     items in halves with AVX-512, and a later load of a whole item has to wait for both.
     """

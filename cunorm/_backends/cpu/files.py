@@ -38,7 +38,7 @@ def checksum_matches(path: Path) -> bool:
 
 @contextmanager
 def temporary(beside: Path) -> Iterator[Path]:
-    """Make a temporary folder beside a file that is to be written there and then moved."""
+    """Make a temporary folder for writing a file, beside the place to which the file is moved."""
     # Children of a killed compiler may still write to the folder while it is removed.
     made = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Run compilers. Each ends with its children after a time limit, or if its caller is interrupted.
+"""Run compilers; end each with its children after a time limit, or if the caller is interrupted.
 
-Each leads its own process group, so a Ctrl-C in the terminal does not reach it.
+Each compiler leads its own process group, so a Ctrl-C in the terminal does not reach it.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and far less than this on a busy machine
+TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and on a busy machine still far less
 _PATIENCE = 5.0  # seconds, for a killed process to end
 # Bytes that must be free to start a thread, whose stack takes 8 MiB: CPython waits forever for a
 # thread that finds no memory.
@@ -65,7 +65,7 @@ def run(
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill a process and its children if it still runs, and wait for it."""
     if process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS raises this for an ended group
+        with suppress(ProcessLookupError, PermissionError):  # PermissionError on macOS
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
         with suppress(subprocess.TimeoutExpired):  # a hanging disk may block it
             process.wait(timeout=_PATIENCE)
@@ -81,8 +81,8 @@ def call_concurrently(
 ) -> list[Future[T]]:
     """Make calls in threads, by default all at once; return their futures when they have ended.
 
-    Call `step` at least twice a second with the number of calls that have ended since. Signals do
-    not interrupt these threads, so an interrupt of the caller ends all compilers.
+    Call `step` at least twice a second with the number of calls ended since the last time. Signals
+    do not interrupt these threads, so an interrupt of the caller ends all compilers.
     """
     calls, stop = list(calls), getattr(_of_thread, "stop", None) or Event()
     set_stop = partial(setattr, _of_thread, "stop", stop)
@@ -104,7 +104,7 @@ def call_concurrently(
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """Start a call in a thread, or make it here: without memory for one, or when Python exits."""
+    """Start a call in a thread; make it here if memory for a thread is missing or Python exits."""
     try:
         mmap(-1, _ROOM).close()
         return pool.submit(call)

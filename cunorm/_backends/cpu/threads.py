@@ -13,7 +13,7 @@ _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
-# A waiting thread of GCC's OpenMP looks for work so many times (25 to 50 µs) before it sleeps,
+# A waiting thread of GCC's OpenMP looks for work 1000 times (25 to 50 µs) before it sleeps,
 # unless the user has set one of these variables. By default it looks for several milliseconds,
 # which takes the core away from other processes and from NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -25,7 +25,7 @@ _forked = False
 
 
 def set_num_threads(n: int | None) -> None:
-    """Set how many threads the CPU kernels use; None is the default again.
+    """Set how many threads the CPU kernels use; None restores the default.
 
     The default is ``OMP_NUM_THREADS`` if it is set, else the number of cores that this process may
     use (by its affinity and the quotas of its control groups, version 2). Results do not depend on
@@ -35,7 +35,7 @@ def set_num_threads(n: int | None) -> None:
     Parameters
     ----------
     n : int or None
-        How many, at least 1; more than there are cores is allowed. Anything else is a ValueError.
+        At least 1; the number may exceed that of the cores. Anything else is a ValueError.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Stands in for CUDA's cuda_fp16.h on a CPU: the type and the conversions that the kernels use.
 //
-// A float16 has 1 sign, 5 exponent and 10 fraction bits. Bit arithmetic vectorises, and no
-// instruction converts from double. simd.h uses instructions from and to float where they exist.
+// A float16 has 1 sign, 5 exponent and 10 fraction bits. Conversions use bit arithmetic, because it
+// vectorises and no instruction converts from double. simd.h uses instructions for float, if any.
 #pragma once
 #include "narrow_float.h"
 

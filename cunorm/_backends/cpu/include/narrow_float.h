@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rounds a float or double to a 16-bit floating-point format: to nearest even, in one step.
 //
-// It uses integer arithmetic, and selects instead of branches, so that a plain loop over an array
+// It uses integer arithmetic, and masks instead of branches, so that a plain loop over an array
 // vectorises. As on CUDA, a NaN of either sign becomes 0x7fff.
 #pragma once
 #include <cstdint>

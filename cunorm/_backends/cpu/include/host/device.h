@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Defines what kernels use of CUDA, for a CPU. A block has one thread, so barriers and shuffles do
+// Defines for a CPU what kernels use of CUDA. A block has one thread, so barriers and shuffles do
 // nothing. launch.h runs the blocks on all cores.
 #pragma once
 #include <algorithm>

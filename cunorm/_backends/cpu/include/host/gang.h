@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The threads that share blocks if rows are few and long, or if samples are few. Each thread has
-// its own parts of every row, or its own strips. launch.h numbers the threads.
+// A gang: threads that share blocks because rows are few and long, or because samples are few. Each
+// thread has its own parts of every row, or its own strips. launch.h numbers the threads.
 #pragma once
 #include <algorithm>
 
@@ -25,7 +25,7 @@ struct Gang {
 
   static constexpr int rings = 8;
 
-  // Returns memory for a value of each part, for one reduction. The memory is reused only after the
+  // Returns memory for one reduction: a value for each part. The memory is reused only after the
   // thread has waited several times.
   template <class Op, class C>
   C* ring() {

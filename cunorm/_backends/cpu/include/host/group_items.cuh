@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The values that one pass over groups hands on to the next: sums, factors of groups, and h of the
-// backward if the last pass does not recompute it.
+// The values that one pass over groups hands on to the next: sums, factors of groups, and in some
+// backwards h (the gradient before the activation), so that the last pass need not compute it.
 #pragma once
 #include "caches.h"
 #include "group_strip.cuh"
@@ -14,7 +14,7 @@
 #define HANDED_H false
 #endif
 
-// Whether h is handed on in the workspace, where that is quicker than computing h (measured).
+// Whether the workspace hands on h: only where this is quicker than computing h again (measured).
 template <class B>
 inline constexpr bool handed_h =
     HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||

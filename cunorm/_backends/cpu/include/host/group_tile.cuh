@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The CPU's group_tile.cuh: a tile consists of strips of parts of samples. A strip is one pack of
 // channels wide or, with channels first, one channel. Either a block has all strips of some groups
-// of a sample, which stay in the core's caches; or threads share the strips of all samples of a
-// launch. Each strip hands on sums of each of its channels.
+// of a sample, so that they stay in the core's caches; or threads share the strips of all samples
+// of a launch. Each strip hands on sums of each of its channels.
 #pragma once
 #include "group_items.cuh"
 
@@ -89,8 +89,8 @@ struct Tile {
   }
 };
 
-// A part of a pack. All of its items are loaded before one is used: compilers move no load across
-// the store of a kept item, and would otherwise compute one item after the other.
+// A part of a pack. All of its items are loaded before one is used. Otherwise compilers would
+// compute one item after the other, because they move no load across the store of a kept item.
 template <class B>
 struct LoadedPart {
   Items<B> items;
@@ -105,7 +105,7 @@ inline Item<B> read(const LoadedPart<B>& loaded, At at) {
   return loaded.items.item[at.slot];
 }
 
-// An operand's packs, which stay in memory, and prefetches. With channels last, each pass
+// An operand's packs, which stay in memory, with their prefetches. With channels last, each pass
 // prefetches packs that it will read. With channels first, the pass that writes prefetches packs of
 // the next group; in a backward the first pass prefetches half of these, so that memory is busy in
 // both passes.
@@ -164,8 +164,8 @@ struct GroupTeam {
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
   // Hands on the shift of each channel, and the sums about it. A shift is the mean of some elements
-  // or, if that is too far from the channel's mean, the channel's mean. So the sum of squares about
-  // a shift is at most one and a half times the sum of squares about the mean.
+  // or, if this mean is too far from the channel's mean, the channel's mean. So the sum of squares
+  // about a shift is at most one and a half times the sum of squares about the mean.
   template <class Strip, class Add, class SumsAbout>
   void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
@@ -230,7 +230,7 @@ struct GroupTeam {
   }
 };
 
-// A group. A Part of it is one of its channels in one part of the sample.
+// A group. A Part is one channel of the group in one part of the sample.
 template <class B>
 struct Group {
   using C = fp64;  // there may be many parts

@@ -207,7 +207,7 @@ inline Logistic<V> logistic(V v) {
   return {value, half * (value + value), bounded};
 }
 
-// v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
+// tanh v = v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = exp(-2 |v|).
 template <class C>
 struct TanhConstants;
 template <>

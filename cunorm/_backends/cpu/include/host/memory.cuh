@@ -63,7 +63,7 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// A part of a pack that is whole, or that the row's end cuts; `column` is where the pack begins.
+// A part of a pack. The pack begins at `column`, and is whole or cut by the row's end.
 // Each part has a type of its own, because GCC inlines functions that are called once. Loops over
 // parts are recursive: with one more closure, GCC would not keep sums in registers.
 template <bool is_whole_, int part_>
@@ -137,8 +137,8 @@ inline void for_each_item(CountedPart<is_whole> at, index_t end, const F& f) {
   for_each_item_of_part<B>(at, end, f);
 }
 
-// A row has only one cut pack. Unless there are few items, the loop over them is not unrolled,
-// which is quick enough and compiles quickly. The loop keeps its sums and results in memory, so it
+// A row has only one cut pack. If it has many items, the loop over them is not unrolled: this is
+// quick enough and compiles quickly. The loop keeps its sums and results in memory, so it
 // cannot share them with a loop over whole packs.
 template <class B, class F>
 inline void for_each_item(CutPack at, index_t end, const F& f) {

@@ -121,8 +121,8 @@ struct ParamSums {
 };
 
 // Results that bypass the caches are written a row at a time, because the machine combines stores
-// to only a few lines at once. But rows of at most few_lines bytes, and rows of which two are taken
-// at once, are written several at a time (measured).
+// to only a few cache lines at once. But rows of at most few_lines bytes, and rows of which two are
+// taken at once, are written several at a time (measured).
 inline constexpr index_t few_lines = 512;
 template <class B>
 inline constexpr bool streams_results =

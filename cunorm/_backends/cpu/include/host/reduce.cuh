@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The CPU's reduce.cuh: reductions by one thread, or by several threads that share a row, whose
-// parts are combined in order. No result depends on whether rows are shared.
+// The CPU's reduce.cuh: reductions by one thread, or by several threads that share a row. The parts
+// of a row are combined in order, so no result depends on whether rows are shared.
 #pragma once
 #include "memory.cuh"
 #include "ptx.cuh"

@@ -96,7 +96,7 @@ struct HeldPacks {
   }
   template <class At>
   void put(At at, const V& pack) {
-    static_assert(B::reduces, "else nothing is held, and `held_or` computes");
+    static_assert(B::reduces, "without reductions nothing is held");
     if constexpr (hold) copy_part<B>(at, last, pack);
     if constexpr (held_packs<B> > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
   }

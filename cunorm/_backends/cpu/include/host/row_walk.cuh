@@ -21,7 +21,7 @@ inline constexpr bool streamed = true;
 
 // How many rows are taken at once. That many rows of x stay in a second-level cache between passes,
 // beside dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
-// power of two, because sixteen rows are added up.
+// power of two, so that it divides the sixteen rows that param_sums.cuh adds up at a time.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
@@ -74,7 +74,7 @@ template <class B>
 inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
 
 // The first pass of a centered backward has three sums, and 16 registers cannot hold the sums of
-// all parts of a pack. Where it is quicker, the pass visits one part of all packs before the next.
+// all parts of a pack. Where it is quicker, the pass visits one part of all packs, then the next.
 #ifdef LONG_PASSES
 template <class B>
 inline constexpr bool parts_in_turn = false;

@@ -133,7 +133,7 @@ inline void store(fp32* p, Doubles v) {
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-  // The instruction treats subnormals as zeros, so it is used if there are no subnormals.
+  // The instruction treats subnormals as zeros, so it is used only if there are no subnormals.
   constexpr int subnormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);

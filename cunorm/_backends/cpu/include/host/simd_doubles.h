@@ -55,7 +55,7 @@ inline void store_half(Half* p, Doubles v) {
   store(halves, joined(round_to_odd(v), FloatsOfDoubles{}));
   std::memcpy(p, halves, lanes<double> * sizeof(Half));
 }
-// Not inlined, for the same reason as the loads.
+// Not inlined, for the same reason as the loads in simd.h.
 __attribute__((noinline)) inline void store(fp16* p, Doubles v) { store_half(p, v); }
 __attribute__((noinline)) inline void store(bf16* p, Doubles v) { store_half(p, v); }
 

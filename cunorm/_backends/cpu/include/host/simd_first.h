@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The first elements of a SIMD vector, whose other elements lie outside a row.
+// Loads and stores of the first elements of a SIMD vector whose other elements lie outside a row.
 #pragma once
 #include "simd.h"
 

@@ -23,7 +23,7 @@ inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float,
 #endif
 
 #if defined(__SSE2__)
-// Stores in pieces of 16 bytes, the least alignment of allocators. The machine combines them.
+// Stores in pieces of 16 bytes, the least alignment of allocators. The machine combines the pieces.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
   char* const pieces = static_cast<char*>(p);
