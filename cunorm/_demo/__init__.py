@@ -25,7 +25,7 @@ from cunorm.reference.tolerance import worst_error
 
 __all__ = ["DemoError", "run"]
 
-REPEATS = 10  # calls for a time, the shortest
+REPEATS = 10  # how often a call is timed
 _HEADER = f"{'operator':26} {'direction':9} {'shape':>10} {'dtype':8} {'time':>9} {'GB/s':>6} error"
 _LEGEND = f"""
 time:  of a call that allocates its results; the shortest of {REPEATS}
