@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("tests.support")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests import softgpu  # noqa: E402
-from tests.support import internals, levels, real_gpu  # noqa: E402
+from tests.support import internals, levels, real_gpu, shares  # noqa: E402
 
 # pytest finds these hooks because this module has their names.
 from tests.support.real_gpu import (  # noqa: E402, F401
@@ -36,7 +36,9 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [collector for collector in found if type(collector) is pytest.Module]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests that are marked exhaustive are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    shares.leave_out(items)
     needy = [item for item in items if item.get_closest_marker("gpu")]
     if needy and (reason := why_no_gpu()):
         for item in needy:
@@ -60,9 +62,10 @@ def why_no_gpu() -> str | None:
     return reason and "; ".join(filter(None, (reason, _no_software_gpu)))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """If there is no real GPU, load the software GPU, for this process and its children."""
     global _no_software_gpu
+    shares.note(config)
     real_gpu.prepare_jax()
     _no_software_gpu = softgpu.unavailable()
     if softgpu.real_gpu() or _no_software_gpu:

@@ -38,7 +38,7 @@ from tests.support.nvrtc_covers import (
 )
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
-SHARES = 64  # parts of a cover, one for each test
+SHARES = 128  # parts of a cover, one for each test
 # The bytes of shared memory that a kernel may declare: a row norm with dynamic shared memory, then
 # any other kernel. Last, the bytes that the driver takes for each block.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10

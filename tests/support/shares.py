@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""The tests with many costly cases, of which a run of the whole suite takes a share."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+_IS_WHOLE = "CUNORM_TESTS_WHOLE"  # set for a run of the whole suite, also in its workers
+# By file: the whole suite runs one case in this many of each test, and `-m exhaustive` the others.
+# A run of named files has all cases.
+ONE_IN = {
+    "arguments/test_wrong_input.py": 2,
+    "backends/test_cpu_memory.py": 2,
+    "backends/test_instruction_sets.py": 2,
+    "backends/test_warmup.py": 4,
+    "emulation/test_bytes.py": 4,
+    "emulation/test_mutants.py": 2,
+    "emulation/test_operands.py": 2,
+    "emulation/test_plans.py": 4,
+    "fuzz/test_devices.py": 2,
+    "fuzz/test_examples.py": 4,
+    "gpu/test_clusters.py": 3,
+    "jax/test_frozen_operands.py": 3,
+    "jax/test_gradients.py": 2,
+    "jax/test_transforms.py": 2,
+    "memory/test_accumulate.py": 2,
+    "memory/test_in_place.py": 2,
+    "memory/test_out.py": 2,
+    "memory/test_remembered.py": 3,
+    "numerics/test_conversions.py": 2,
+    "operators/test_alone.py": 3,
+    "operators/test_cpu_plans.py": 2,
+    "operators/test_levels.py": 2,
+    "operators/test_named_norms.py": 2,
+    "operators/test_needs.py": 2,
+    "operators/test_roundings.py": 2,
+    "operators/test_special_data.py": 2,
+    "torch/test_gradients.py": 3,
+    "torch/test_replace_formulas.py": 2,
+    "torch/test_transforms.py": 2,
+}
+
+
+def note(config: pytest.Config) -> None:
+    """Note whether this is a run of the whole suite; workers have the note of their controller."""
+    if not hasattr(config, "workerinput"):
+        is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        os.environ[_IS_WHOLE] = "yes" if is_whole else ""
+
+
+def leave_out(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that a whole run leaves out; the choice is the same in every run."""
+    if not os.environ[_IS_WHOLE]:
+        return
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("exhaustive") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for test, found in cases.items():
+        share = ONE_IN.get(test.removeprefix("tests/").partition("::")[0], 1)
+        for item in random.Random(test).sample(found, len(found) - -(-len(found) // share)):
+            item.add_marker(pytest.mark.exhaustive)
