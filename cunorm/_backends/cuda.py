@@ -58,7 +58,7 @@ def _load(build: KernelBuild) -> Any:
     """
     cupy = _cupy()
     gpu = cupy.cuda.Device()
-    gpu.use()  # driver calls on this thread may concern modules that CuPy loaded on another
+    gpu.use()  # sets the context: driver calls here may use a module of another thread
     options = compile_options(build)
     kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
     try:
@@ -95,7 +95,7 @@ def compile_options(build: KernelBuild) -> tuple[str, ...]:
 def cuda_include_folders() -> tuple[Path, ...]:
     """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, if there is one.
 
-    Wheels of NVRTC's major version come first: CuPy 14 does not find wheels of CUDA 12.
+    Wheels of NVRTC's version precede CuPy's path, because CuPy 14 finds no wheels of CUDA 12.
     """
     major, spec = nvrtc_version()[0], importlib.util.find_spec("nvidia")
     wheels = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]

@@ -52,7 +52,7 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
         stream = x if exact.residual is None else exact.residual
         backward = bounds.expected_backward(dy, stream, *given, d_residual, **options)
     more = ("activation", "gate_position", "round_before_weight")
-    # With mean 1e4, the error of n spans a bend of the derivative; the tests use its steepest part.
+    # With mean 1e4, the error of n spans a bend of g'; the tests take the largest slope there.
     least = 0.85 if operator.label.endswith("mean 1e4") else 0.999
     most = 2.5 if any(options.get(name) for name in more) else 1.001
     assert_near(tolerances, dy, forward, backward, most, least)

@@ -32,7 +32,7 @@ _WIDTH_WITHOUT_WEIGHT = 48
 # This is relative to the largest gradient of a row. It is far above the errors of float32, and far
 # below the difference to another formula.
 _GRADIENT_ERROR = 1e-3
-_ELEMENTS = 1024  # the elements of each third of a sample, which has at least one row
+_ELEMENTS = 1024  # elements in each third of a sample; a third has at least one row
 
 
 class Unknown(Exception):
@@ -40,7 +40,7 @@ class Unknown(Exception):
 
 
 class Sample(NamedTuple):
-    """The operands and the result of a module or a call, as rows of three axes."""
+    """The operands and the result of a module or a call; x, gate and y have three axes."""
 
     pair: Pair
     operands: Operands
@@ -62,7 +62,7 @@ class Sample(NamedTuple):
         return math.inf if worst.isnan().any() else float(worst.max())
 
     def has_gradients(self, recipe: Recipe) -> bool:
-        """Return whether y has a recipe's gradients, which a detached statistic would change."""
+        """Return whether y has a recipe's gradients; a module that detaches a statistic does not."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
@@ -170,8 +170,8 @@ _ROW_OPERATORS: dict[object, OpDef[Any]] = {
 class Planned(OperatorMode):
     """A mode in which the float64 oracle computes row norms in place of the kernels.
 
-    The rest of a call is as without the mode: the function, options, checks and gradients. Kernels
-    would take seconds to compile for each dtype, and for the CPU even if the model is on a GPU.
+    The rest of a call is as without the mode: the function, options, checks and gradients. The
+    kernels would take seconds to compile for each dtype. Trials of any model run on the CPU.
     """
 
     def __torch_dispatch__(
@@ -189,7 +189,7 @@ class Planned(OperatorMode):
         is_absent = [meta.dtype == torch.bool for meta in metas]
         found = [None if no else y.numpy() for y, no in zip(outputs, is_absent, strict=True)]
         op.reference(spec if op is ROW.forward else replace(spec, x_dtype=None), (*given, *found))
-        if op is ROW.forward:  # the oracle would round to float64 before weight, not to x's dtype
+        if op is ROW.forward:  # in float64 the oracle would not round before weight
             operands = dict(zip(op.inputs, arrays, strict=True))
             x, _ = operands.pop("x"), operands.pop("residual")
             outputs[0] = ROW.formula(spec, x.dtype, x.double(), **operands)

@@ -5,7 +5,7 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// Reduces over a chunk of at most 16 packs: value i is the result over slot i of all packs.
+// Reduces over a chunk of at most 16 packs: value i is the result over item i of all packs.
 inline constexpr int chunk_packs = 16, part_chunks = 8;
 template <class B, class Op = Sum>
 struct ItemReduction {
