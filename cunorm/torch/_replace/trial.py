@@ -62,7 +62,7 @@ class Sample(NamedTuple):
         return math.inf if worst.isnan().any() else float(worst.max())
 
     def has_gradients(self, recipe: Recipe) -> bool:
-        """Return whether y has a recipe's gradients; a module that detaches a statistic does not."""
+        """Return whether y has a recipe's gradients; with a detached statistic, it has not."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
