@@ -105,9 +105,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _is_over_budget(config: pytest.Config) -> bool:
-    """Return whether a run has more builds than its budget; exhaustive runs have no budget."""
-    is_exhaustive = config.getoption("markexpr") == "exhaustive"
-    return not is_exhaustive and not levels.account(levels.builds)[1]
+    """Return whether a run of the whole suite has more builds than its budget."""
+    is_ordinary = shares.is_whole() and config.getoption("markexpr") != "exhaustive"
+    return is_ordinary and not levels.account(levels.builds)[1]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

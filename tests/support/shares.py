@@ -53,9 +53,13 @@ def note(config: pytest.Config) -> None:
         os.environ[_IS_WHOLE] = "yes" if is_whole else ""
 
 
+def is_whole() -> bool:
+    return bool(os.environ[_IS_WHOLE])
+
+
 def leave_out(items: Iterable[pytest.Item]) -> None:
     """Mark the cases that a whole run leaves out; the choice is the same in every run."""
-    if not os.environ[_IS_WHOLE]:
+    if not is_whole():
         return
     cases = defaultdict(list)
     for item in items:
