@@ -201,3 +201,30 @@ def test_an_interrupt_ends_all_compilers_of_a_call_and_the_next_is_right(tmp_pat
     started = [int(line) for line in children.read_text().split()]
     assert len(started) >= 3
     assert not [*filter(is_running, started)]
+
+
+FIRST_CALL = """
+import threading, time
+def call(seconds=0):
+    time.sleep(seconds)
+    assert np.isfinite(cunorm.l2_norm(np.float32([[3, -4]]))).all()
+"""
+
+
+def test_a_process_that_ends_ends_its_compilers_and_does_not_wait_for_them(tmp_path):
+    begun, start = os.fspath(tmp_path / "child"), time.monotonic()
+    in_process(
+        f"{FIRST_CALL}threading.Thread(target=call, daemon=True).start()\n"
+        f"while not os.path.exists({begun!r}): time.sleep(0.05)",
+        CXX=script(tmp_path, flagged(tmp_path, CHILD)),
+        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
+    )
+    assert time.monotonic() - start < 55
+    assert_no_child(tmp_path)
+
+
+def test_a_thread_that_outlives_the_main_one_can_make_the_first_call(tmp_path):
+    in_process(
+        f"{FIRST_CALL}threading.Thread(target=call, args=(0.5,)).start()",
+        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
+    )

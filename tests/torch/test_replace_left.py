@@ -304,3 +304,24 @@ def test_a_model_that_is_no_module_is_an_error(function):
         TypeError, match=f"{function.__name__}: model is of type list, expected a torch"
     ):
         function([nn.LayerNorm(2)])
+
+
+class Hidden(nn.Module):
+    """A norm whose forward reads its parameter, which its attribute does not return."""
+
+    def __init__(self):
+        super().__init__()
+        self._parameters["weight"] = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    @property
+    def weight(self):
+        return self._parameters["weight"] + 1
+
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self._parameters["weight"]
+
+
+def test_a_norm_whose_attribute_is_not_its_parameter_is_left():
+    (left,) = replace_norms(Hidden()).left
+    assert left.reason == "its attribute weight is not the parameter weight"

@@ -4,16 +4,18 @@
 Each compiler leads its own process group, so a Ctrl-C in the terminal does not reach it.
 """
 
+import atexit
 import os
 import shlex
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait  # its pools fail at exit
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
-from threading import Event, local
+from threading import Event, Thread, local
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -82,36 +84,73 @@ def call_concurrently(
     """Make calls in threads, by default all at once; return their futures when they have ended.
 
     Call `step` at least twice a second with the number of calls ended since the last time. Signals
-    do not interrupt these threads, so an interrupt of the caller ends all compilers.
+    do not interrupt these threads, so an interrupt of the caller, or its exit, ends all compilers.
     """
-    calls, stop = list(calls), getattr(_of_thread, "stop", None) or Event()
-    set_stop = partial(setattr, _of_thread, "stop", stop)
-    with ThreadPoolExecutor(workers or len(calls), initializer=set_stop) as pool:
-        futures: list[Future[T]] = []
-        try:
-            for call in calls:
-                futures.append(_submit(pool, call))
-            left = set(futures)
-            while left:  # a signal just before a wait without a limit would not interrupt it
-                ended, left = wait(left, 0.5, FIRST_COMPLETED)
-                step(len(ended))
-        except BaseException:  # the caller is interrupted
-            stop.set()  # first: a second interrupt may end this handler
-            for future in futures:
-                future.cancel()
-            raise
+    stop = getattr(_of_thread, "stop", None) or Event()
+    pending = deque((Future[T](), call) for call in calls)
+    futures = [future for future, _ in pending]
+    count = min(workers or len(futures), len(futures))
+    # Threads that Python would not wait for at exit: it would wait for a compiler that hangs.
+    threads = [Thread(target=_make, args=(pending, stop), daemon=True) for _ in range(count)]
+    end = partial(_end_calls, pending, futures, stop, os.getpid())
+    atexit.register(end)  # now, so that it runs before the cache folder is removed
+    try:
+        started = [thread for thread in threads if _start(thread)]
+        if not started:
+            _make(pending, stop)
+        left = set(futures)
+        while left:  # a signal just before a wait without a limit would not interrupt it
+            ended, left = wait(left, 0.5, FIRST_COMPLETED)
+            step(len(ended))
+    except BaseException:  # the caller is interrupted
+        end()
+        raise
+    finally:
+        atexit.unregister(end)
+    for thread in started:
+        thread.join(_PATIENCE)  # so that the process may fork
     return futures
 
 
-def _submit(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """Start a call in a thread; make it here if memory for a thread is missing or Python exits."""
+def _make(pending: deque[tuple[Future[Any], Callable[[], Any]]], stop: Event) -> None:
+    """Make pending calls, one after the other; `stop` ends the compilers that they run."""
+    before, _of_thread.stop = getattr(_of_thread, "stop", None), stop
+    try:
+        while pending:
+            with suppress(IndexError):  # another thread took the last call
+                future, call = pending.popleft()
+                _settle(future, call)
+    finally:
+        _of_thread.stop = before
+
+
+def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+    future.set_running_or_notify_cancel()
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        future.set_result(result)
+
+
+def _start(thread: Thread) -> bool:
+    """Start a thread, unless memory for its stack is missing or Python exits."""
     try:
         mmap(-1, _ROOM).close()
-        return pool.submit(call)
+        thread.start()
     except (MemoryError, OSError, RuntimeError):
-        future: Future[T] = Future()
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-        return future
+        return False
+    return True
+
+
+def _end_calls(
+    pending: deque[Any], futures: Iterable[Future[Any]], stop: Event, owner: int
+) -> None:
+    """End running calls and their compilers, wait until files are removed; make no other calls."""
+    if owner == os.getpid():  # a forked child has no threads of its parent
+        stop.set()  # first: a second interrupt may end this function
+        pending.clear()
+        wait([future for future in futures if future.running()], _PATIENCE)

@@ -87,6 +87,9 @@ class Trial:
 
     def __init__(self, module: Module) -> None:
         self.parameters, self.width, self.dtype = _parameters(module)
+        for name in self.parameters:  # cunorm reads the attribute, the trials set the parameter
+            if getattr(module, name, None) is not module._parameters[name]:
+                raise Unknown(f"its attribute {name} is not the parameter {name}")
         values = {name: getattr(module, name, None) for name in EPS_NAMES}
         numbers = {n: v for n, v in values.items() if type(v) is int or isinstance(v, float)}
         if not numbers:
