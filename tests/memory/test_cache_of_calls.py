@@ -19,7 +19,7 @@ from tests.support.calls import cached_calls_only, empty_call_cache, to
 from tests.support.internals import OnceMap
 from tests.support.kinds import Foreign
 from tests.support.processes import in_process
-from tests.support.remembered import caches
+from tests.support.remembered import caches, name
 
 KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 
@@ -120,7 +120,7 @@ def sizes() -> dict[str, int]:
         if isinstance(value, kept) and isinstance(value, Sized) and not name.startswith("__")
     }
     for one in caches():
-        found[f"{one.__module__}.{one.__qualname__}"] = one.cache_info().currsize
+        found[f"{name(one)} {id(one)}"] = one.cache_info().currsize
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from functools import _lru_cache_wrapper, lru_cache
+from functools import _lru_cache_wrapper, lru_cache, partial
 from inspect import signature
 from typing import Any
 
@@ -15,8 +15,15 @@ from tests.support import internals  # noqa: F401  # imports the modules with th
 def caches() -> list[Any]:
     """Return every memoized function of cunorm that takes arguments."""
     found = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
-    ours = [one for one in found if str(one.__wrapped__.__module__).startswith("cunorm")]
-    return [one for one in ours if signature(one.__wrapped__).parameters]
+    return [one for one in found if name(one).startswith("cunorm") and signature(one).parameters]
+
+
+def name(cache: Any) -> str:
+    """Return the name of a memoized function; a partial one has that of its function."""
+    function = cache.__wrapped__
+    if isinstance(function, partial):
+        function = function.func
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 @lru_cache(maxsize=1)
