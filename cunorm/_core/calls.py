@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the plans of both families share: checks of operands, and a kernel with its Plan."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,7 @@ Outputs = tuple[OutputSpec, ...]
 
 
 @dataclass(frozen=True)
-class CallGeometry:
+class CallGeometry(ABC):
     """The division of x into rows or groups: the operands' shapes, and where lines are in memory.
 
     A line is a row, or in a group norm a run of x. Parameters and statistics are contiguous.
@@ -58,20 +59,21 @@ class CallGeometry:
         """Return the order of axes in the copy of an operand like x; None is C order."""
         return None
 
+    @abstractmethod
     def shape_of(self, kind: Kind) -> Shape:
-        raise NotImplementedError
+        """Return the shape of an operand of a kind."""
 
+    @abstractmethod
     def hint(self, kind: Kind) -> str:
         """Return the end of the error for a wrong shape, which says what the shape has to match."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Return where the lines of an array like x are, None if kernels cannot follow them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
         """Check the shape and strides of a given output."""
-        raise NotImplementedError
 
     def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
         return contiguous(self.shape_of(kind), dtype, x.device)

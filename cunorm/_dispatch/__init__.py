@@ -245,7 +245,8 @@ def caps_for(plan: Plan | None, device: Device) -> Caps:
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
     if plan is None or plan.is_empty:
-        return cuda.gpu_caps(device)  # type: ignore[no-any-return]
+        caps: Caps = cuda.gpu_caps(device)
+        return caps
     return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).launches[0])
 
 

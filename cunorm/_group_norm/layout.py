@@ -94,7 +94,7 @@ class GroupGeometry(CallGeometry):
 def group_geometry(
     function: str, x: TensorSpec, num_groups: int | None, channel_axis: int
 ) -> GroupGeometry:
-    """Return the geometry of x; a num_groups of None is the number of channels.
+    """Return the geometry of x; without num_groups, each channel is a group.
 
     If the strides of x fit only one memory layout, this is the layout; otherwise it is the nearer
     layout or, if neither is nearer, the layout that channel_axis suggests.

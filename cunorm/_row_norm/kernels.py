@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The row norms' operands, the macros of their kernels' builds, and the argument structs."""
 
+from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
@@ -107,7 +108,7 @@ _PLAIN = Formula()
 
 
 @dataclass(frozen=True)
-class _RowTypes(KernelTypes):
+class _RowTypes(KernelTypes, ABC):
     """The dtypes of the operands of a row norm's kernel."""
 
     _: KW_ONLY
@@ -127,9 +128,9 @@ class _RowTypes(KernelTypes):
         held = [compute if compute == 8 else dtype.itemsize for dtype in dtypes]
         return held + [compute] * sum(getattr(self, name) for name in self.sums())
 
+    @abstractmethod
     def held(self) -> list[DType | None]:
         """Return the dtypes of the operands that a thread holds of a row."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,8 @@ def forward_scalars(
     eps_of_sum: bool = False,
 ) -> Scalars:
     """Return a forward's scalars as the caller gives them, except c, which is a `typed_key`."""
-    axis, groups, offset, rounded, gate, position = options  # to unpack them below takes longer
+    # One display of names, on few lines: "(function, *options, ...)" takes half as long again.
+    axis, groups, offset, rounded, gate, position = options
     return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
             residual_dtype, saves, streams, eps_of_sum)  # fmt: skip
 

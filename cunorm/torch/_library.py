@@ -97,7 +97,8 @@ class Operator:
                 return self._empty_like(x, dtype=dtype)
             is_gradient = slot.kind is Kind.PARAMETER
             shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
-            return x.new_empty(shape, dtype=dtype)  # type: ignore[no-any-return]
+            made: Tensor = x.new_empty(shape, dtype=dtype)
+            return made
 
         return [fake(slot) for slot in op.result_slots]
 
@@ -246,5 +247,5 @@ OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 @assume_constant
 def forward_text(name: str, *params: object) -> str:
     """Return, as text, the spec of the forward of the pair `name`; the forward saves statistics."""
-    spec = saving(parse(OPERATORS[name].pair.forward, params))
-    return _to_text(spec)  # type: ignore[no-any-return]
+    text: str = _to_text(saving(parse(OPERATORS[name].pair.forward, params)))
+    return text
