@@ -55,17 +55,14 @@ class ArrayAdapter(ABC):
         """
         return None
 
-    # The next three methods take an array that has a signature.
-
-    def is_contiguous(self, array: Any) -> bool:
-        return False
+    # The next two methods take an array that has a signature.
 
     def strides(self, array: Any) -> tuple[int, ...] | None:
         """Return an array's strides in elements."""
         return None
 
-    def memory_type(self, array: Any) -> Hashable:
-        """Return an array's dtype and device."""
+    def contiguous_type(self, array: Any) -> Hashable:
+        """Return an array's dtype and device, or None if the array is not contiguous."""
         return None
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few libraries count

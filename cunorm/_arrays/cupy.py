@@ -64,14 +64,11 @@ class CupyAdapter(ArrayAdapter):
             key_parts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
         return key_parts, pointers
 
-    def is_contiguous(self, array: Any) -> bool:
-        return array.flags.c_contiguous  # type: ignore[no-any-return]
-
     def strides(self, array: Any) -> tuple[int, ...] | None:
         return tensor.in_elements(array.strides, array.itemsize)
 
-    def memory_type(self, array: Any) -> Hashable:
-        return (array.dtype, array.data.device_id)
+    def contiguous_type(self, array: Any) -> Hashable:
+        return (array.dtype, array.data.device_id) if array.flags.c_contiguous else None
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         (shape, axes), dtype = adapter.in_memory_order(spec), numpy_dtype(spec.dtype)

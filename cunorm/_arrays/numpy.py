@@ -89,14 +89,11 @@ class NumpyAdapter(ArrayAdapter):
             key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return key_parts, pointers
 
-    def is_contiguous(self, array: HostArray) -> bool:
-        return array.flags.c_contiguous
-
     def strides(self, array: HostArray) -> tuple[int, ...] | None:
         return tensor.in_elements(array.strides, array.itemsize)
 
-    def memory_type(self, array: HostArray) -> Hashable:
-        return array.dtype
+    def contiguous_type(self, array: HostArray) -> Hashable:
+        return array.dtype if array.flags.c_contiguous else None
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[HostArray], HostArray]:
         (shape, axes), dtype = in_memory_order(spec), numpy_dtype(spec.dtype)

@@ -102,14 +102,11 @@ class TorchAdapter(ArrayAdapter):
             return None
         return key_parts, pointers
 
-    def is_contiguous(self, array: Tensor) -> bool:
-        return array.is_contiguous()
-
     def strides(self, array: Tensor) -> tuple[int, ...] | None:
         return array.stride()
 
-    def memory_type(self, array: Tensor) -> Hashable:
-        return (array.dtype, array.get_device())
+    def contiguous_type(self, array: Tensor) -> Hashable:
+        return (array.dtype, array.get_device()) if array.is_contiguous() else None
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:

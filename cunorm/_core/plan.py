@@ -151,9 +151,6 @@ class OpDef(Generic[SpecT]):
     inputs: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
     kinds: tuple[Kind, ...] = field(init=False)  # the kinds of inputs and outputs
-    slots_like_x: tuple[int, ...] = field(init=False)  # the slots of this kind
-    parameter_slots: tuple[int, ...] = field(init=False)
-    statistic_slots: tuple[int, ...] = field(init=False)
     required: tuple[bool, ...] = field(init=False)  # whether each input or output is required
     x: int = field(init=False)
     first_output: int = field(init=False)
@@ -166,14 +163,7 @@ class OpDef(Generic[SpecT]):
         put("parse", memoize(typed=True)(partial(_parsed, self.spec_type, self.checks)))
         put("inputs", tuple(slot.argument for slot in self.input_slots))
         put("outputs", tuple(slot.argument for slot in self.result_slots))
-        kinds = tuple(slot.kind for slot in self.input_slots + self.result_slots)
-        put("kinds", kinds)
-        for name, kind in (
-            ("slots_like_x", Kind.LIKE_X),
-            ("parameter_slots", Kind.PARAMETER),
-            ("statistic_slots", Kind.STATISTIC),
-        ):
-            put(name, tuple(slot for slot, found in enumerate(kinds) if found is kind))
+        put("kinds", tuple(slot.kind for slot in self.input_slots + self.result_slots))
         needed = [slot.is_required for slot in self.input_slots]
         put("required", (*needed, *[False] * len(self.outputs)))
         put("x", self.inputs.index("x"))

@@ -8,7 +8,6 @@ of row norms on contiguous arrays that differ only in the number of rows share o
 
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -24,6 +23,7 @@ from cunorm._core import validate
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
+from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
 from cunorm._core.tensor import (
@@ -37,7 +37,6 @@ from cunorm._core.tensor import (
 from cunorm._dispatch.executable import Executable, Loaded, Pointers, Run, Views, pointers_of
 
 
-@dataclass(slots=True, eq=False)
 class CacheEntry:
     """An entry of the cache: a loaded call, or None until the call is planned."""
 
@@ -177,25 +176,22 @@ def _rows_key(
         return None
     has_single = 1 in shape  # the stride along an axis of one element may be any number
     key: list[Any] = [leading_axes, row]
-    for slots, expected in (
-        (op.slots_like_x, shape),
-        (op.parameter_slots, row),
-        (op.statistic_slots, None),
-    ):
-        for slot in slots:
-            array = arrays[slot]
-            if array is None:
-                key.append(None)
-                continue
-            if expected is None:
-                groups = tuple(array.shape[leading_axes:])
-                expected = (*rows, *groups)
-                key.append(groups)
-            if array.shape != expected or not adapter.is_contiguous(array):
-                return None
-            if has_single and adapter.strides(array) != contiguous_strides(expected):
-                return None
-            key.append((adapter.memory_type(array), pointers[slot] & 15))
+    for slot, array in enumerate(arrays):
+        if array is None:
+            continue
+        kind, expected = op.kinds[slot], shape
+        if kind is Kind.PARAMETER:
+            expected = row
+        elif kind is Kind.STATISTIC:
+            groups = tuple(array.shape[leading_axes:])
+            expected = (*rows, *groups)
+            key.append(groups)
+        contiguous_type = adapter.contiguous_type(array)
+        if contiguous_type is None or array.shape != expected:
+            return None
+        if has_single and adapter.strides(array) != contiguous_strides(expected):
+            return None
+        key += (slot, contiguous_type, pointers[slot] & 15)
     return key
 
 

@@ -65,6 +65,8 @@ class Executable:
         self._pointer = self._adapter.pointer
         self._have_models: set[int] = set()  # the slots of outputs allocated like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
+        # Whether `_change_rows` has anything to change.
+        self._has_sizes = self._has_given or any(self._has_size(one.slot) for one in plan.outputs)
 
     def run(self, arrays: Arrays, pointers: list[int]) -> list[Any]:
         """Run on arrays of one library at these addresses, and return the outputs."""
@@ -134,34 +136,39 @@ class Executable:
         run = self._resize and self._resize(prod(x_shape[:leading_axes]))
         if run is None:
             return None
-        adapter, rows = self._adapter, x_shape[:leading_axes]
+        another = object.__new__(Executable)
+        another.__dict__.update(self.__dict__)
+        another._run, another._last_checked = run, []
+        if self._has_sizes:
+            another._change_rows(x_shape, leading_axes)
+        return another
+
+    def _change_rows(self, x_shape: Shape, leading_axes: int) -> None:
+        """Change the allocators and the check of overlaps to another number of rows."""
 
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
             if kind is Kind.PARAMETER:
                 return spec
-            is_like_x = kind is Kind.LIKE_X
-            shape = x_shape if is_like_x else (*rows, *spec.shape[leading_axes:])
+            of_statistic = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
+            shape = x_shape if kind is Kind.LIKE_X else of_statistic
             return contiguous(shape, spec.dtype, spec.device)
 
-        another = object.__new__(Executable)
-        another.__dict__.update(self.__dict__)
-        another._run, another._last_checked, another._allocations = run, [], []
-        statistic = None  # mean and rstd share one allocator
-        for allocation, output in zip(self._allocations, self._outputs, strict=True):
-            slot, allocate, model = allocation
-            kind, has_model = self._kinds[slot], slot in self._have_models
-            if kind is Kind.STATISTIC and statistic is not None:
-                allocate = statistic
-            elif not (kind is Kind.PARAMETER or (has_model and adapter.allocates_like)):
-                allocate = adapter.allocator(of_rows(output.spec, kind), has_model=has_model)
-            if kind is Kind.STATISTIC:
-                statistic = allocate
-            another._allocations.append((slot, allocate, model))
+        allocations = [*self._allocations]
+        for number, (slot, spec) in enumerate(self._outputs):
+            if self._has_size(slot):
+                has_model, own_spec = slot in self._have_models, of_rows(spec, self._kinds[slot])
+                allocate = self._adapter.allocator(own_spec, has_model=has_model)
+                allocations[number] = slot, allocate, allocations[number][2]
+        self._allocations = allocations
         if self._has_given:
             specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
             given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
-            another._overlaps = self._overlaps.of_specs((*given, None))
-        return another
+            self._overlaps = self._overlaps.of_specs((*given, None))
+
+    def _has_size(self, slot: int) -> bool:
+        """Return whether an output's allocator depends on the number of rows."""
+        takes_shape = slot in self._have_models and self._adapter.allocates_like
+        return self._kinds[slot] is not Kind.PARAMETER and not takes_shape
 
     def _allocation(self, views: Views, slot: int, spec: TensorSpec) -> _Allocation:
         """Return how to allocate an output: like another array of its spec and kind, if any.

@@ -28,11 +28,11 @@ class RowLaunch(NamedTuple):
     """A launch, and how the launch depends on the number of rows."""
 
     launch: Launch
-    # Takes a number of rows; returns the number of runs into which they are cut, and the macros
-    # that depend on the number of rows. Numbers of rows with equal macros have the same build.
-    cut: Callable[[int], tuple[int, Macros]]
+    # Takes a number of rows; returns the number of runs into which they are cut, the parts of each
+    # row if a CPU's threads share rows (else 0), and the macros that depend on the number of rows.
+    # Numbers of rows with equal macros have the same build.
+    cut: Callable[[int], tuple[int, int, Macros]]
     blocks_per_part: int  # the blocks of a run
-    row_parts: int = 0  # the parts of each row if a CPU's threads share rows, else 0
 
 
 def cuda_forward(
@@ -61,10 +61,10 @@ def _cuda_launch(
 ) -> RowLaunch:
     """Return a launch of at most `max_parts` runs of rows, without partial sums if pitch is 0."""
 
-    def cut(rows: int) -> tuple[int, Macros]:
-        return min(-(-rows // team.rows_per_block), max_parts), ()
+    def cut(rows: int) -> tuple[int, int, Macros]:
+        return min(-(-rows // team.rows_per_block), max_parts), 0, ()
 
-    (parts, _), blocks_per_part = cut(shape.rows), shape.groups * team.cluster
+    (parts, *_), blocks_per_part = cut(shape.rows), shape.groups * team.cluster
     sums = (parts if sums_pitch else 0, sums_pitch)
     launch = Launch(build, parts * blocks_per_part, team.threads, *sums, shared)
     return RowLaunch(launch, cut, blocks_per_part)
@@ -200,27 +200,26 @@ def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     moved = [getattr(types, name) for name in types.lines()]
     stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
     begins_with_pack = is_forward and types.formula.center
+    row_width, groups = shape.row_width, shape.groups
+    least_elements, store_macros = stores
 
-    def parts_of(rows: int) -> tuple[int, int]:
-        """Return the number of runs of rows, and the number of parts of each row."""
+    def cut(rows: int) -> tuple[int, int, Macros]:
         parts = _sums_of(rows) if has_sums else min(rows, _CPU_BLOCKS)
-        if rows > CPU_SHARED_ROWS:
-            return parts, 0
-        row_parts = _row_parts(shape, rows, parts * shape.groups, begins_with_pack=begins_with_pack)
-        return (rows if is_forward else 1) if row_parts else parts, row_parts
-
-    def cut(rows: int) -> tuple[int, Macros]:
-        (parts, row_parts), elements = parts_of(rows), rows * shape.row_width
-        macros = stores.at(elements)
+        elements, row_parts = rows * row_width, 0
+        macros = store_macros if elements >= least_elements else ()
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
-        return parts, (*macros, ("SHARED_ROWS", "true")) if row_parts else macros
+        if rows <= CPU_SHARED_ROWS:
+            row_parts = _row_parts(shape, rows, parts * groups, begins_with_pack=begins_with_pack)
+        if row_parts:
+            parts, macros = rows if is_forward else 1, (*macros, ("SHARED_ROWS", "true"))
+        return parts, row_parts, macros
 
-    parts, macros = cut(shape.rows)
+    parts, _, macros = cut(shape.rows)
     macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
     sums = (0, 0) if is_forward else (parts, shape.sums_pitch(twice=True))
-    launch = Launch(KernelBuild(kernel, macros), parts * shape.groups, 1, *sums)
-    return RowLaunch(launch, cut, shape.groups, parts_of(shape.rows)[1])
+    launch = Launch(KernelBuild(kernel, macros), parts * groups, 1, *sums)
+    return RowLaunch(launch, cut, groups)
 
 
 def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:

@@ -161,27 +161,30 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
         else:
             planned = launches.cuda_backward(types, *call)
     launch, pitch = planned.launch, planned.launch.sums_pitch
-    _, own_macros = planned.cut(shape.not_empty().rows)
+    _, row_parts, own_macros = planned.cut(shape.not_empty().rows)
     sums, calls = kernel.sums(launch.sums_size), []
     if shape.rows:
         args = kernel.args(sums)
-        calls.append(KernelCall(launch, args, shape.elements, planned.row_parts))
+        calls.append(KernelCall(launch, args, shape.elements, row_parts))
     if outputs:
         sizes = (launch.parts if shape.rows else 0, pitch, shape.row_width)
         calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps))
     row_width, itemsize = shape.row_width, types.compute.itemsize
+    cut, blocks_per_part = planned.cut, planned.blocks_per_part
 
     def sizes_of(rows: int) -> Sizes | None:
-        parts, macros = planned.cut(rows)
+        parts, _, macros = cut(rows)
         if macros != own_macros:
             return None
+        grid, work = parts * blocks_per_part, rows * row_width
+        if not outputs:
+            return Sizes(0, [CallSize(grid, work, (rows,))])
         sums_size = parts * pitch
         offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
-        grid = parts * planned.blocks_per_part
-        found = [CallSize(grid, rows * row_width, (*offsets, rows))]
-        if outputs:
-            own_grid = calls[1].launch.grid
-            found.append(CallSize(own_grid, parts * row_width, (*offsets, parts)))
+        found = [
+            CallSize(grid, work, (*offsets, rows)),
+            CallSize(calls[1].launch.grid, parts * row_width, (*offsets, parts)),
+        ]
         return Sizes(outputs * sums_size * itemsize, found)
 
     size = outputs * launch.sums_size * itemsize

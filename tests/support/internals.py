@@ -200,7 +200,7 @@ _CPU = CpuCaps(last_cache_bytes=32 << 20)
 def cpu_launch(types, shape):
     """Return a launch on a CPU, and into how many parts each row is cut for the threads."""
     planned = _cpu_plan.cpu_launch(types, shape, _CPU)
-    return planned.launch, planned.row_parts
+    return planned.launch, planned.cut(shape.rows)[1]
 
 
 def cpu_forward(types, shape):

@@ -2,6 +2,7 @@
 """The CPU backend: the machine's C++ compiler compiles the kernels, which run on all cores."""
 
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,7 +20,6 @@ _WORD = 8  # bytes; arguments are whole words
 _SERIAL_WORK = 1 << 15  # elements; up to this number, more threads cost more than they save
 # The structs List, Task and Slot of launch.h.
 _LIST, _TASK, _SLOT = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
-_INTEGER = struct.Struct("<q")
 
 
 class Program:
@@ -40,37 +40,41 @@ class Program:
         head = _LIST.pack(len(tasks), len(slots), len(words) // _WORD)
         self._calls, self._kernels = calls, entries[0].run
         self._pack = struct.Struct(f"<{array_count}Q").pack
-        self._listed = b"".join((head, *tasks, *slots, words))
-        before_words = len(self._listed) - len(words)
+        self._listed = array("q", b"".join((head, *tasks, *slots, words)))
+        # The places in the list of each call's grid, and of its words that a CallSize has.
+        before_words = len(self._listed) - len(words) // _WORD
         self._sized = [
-            [before_words + _WORD * (first_word + word) for word in call.args.sized]
-            for call, first_word in zip(calls, first_words, strict=True)
+            (
+                (_LIST.size + number * _TASK.size) // _WORD + 1,
+                [before_words + first_word + word for word in call.args.sized],
+            )
+            for number, (call, first_word) in enumerate(zip(calls, first_words, strict=True))
         ]
 
     def run(self) -> Run:
         """Return a function that runs the kernels."""
-        return self._run(self._listed, [(call.work, call.launch.grid) for call in self._calls])
+        sizes = [CallSize(call.launch.grid, call.work, ()) for call in self._calls]
+        return self._run(self._listed, sizes)
 
     def run_of(self, sizes: Sequence[CallSize]) -> Run:
         """Return a function that runs the kernels for another number of rows."""
-        listed, grid_at = bytearray(self._listed), _LIST.size + _WORD
-        for (grid, _, words), offsets in zip(sizes, self._sized, strict=True):
-            _INTEGER.pack_into(listed, grid_at, grid)
-            for offset, word in zip(offsets, words, strict=True):
-                _INTEGER.pack_into(listed, offset, word)
-            grid_at += _TASK.size
-        return self._run(bytes(listed), [(size.work, size.grid) for size in sizes])
+        listed = self._listed[:]
+        for (grid_at, places), (grid, _, words) in zip(self._sized, sizes, strict=True):
+            listed[grid_at] = grid
+            for place, word in zip(places, words, strict=True):
+                listed[place] = word
+        return self._run(listed, sizes)
 
-    def _run(self, listed: bytes, loads: list[tuple[int, int]]) -> Run:
-        run, pack, most = self._kernels, self._pack, 1
-        for call, (work, grid) in zip(self._calls, loads, strict=True):
+    def _run(self, listed: "array[int]", sizes: Sequence[CallSize]) -> Run:
+        run, pack, most, listed_bytes = self._kernels, self._pack, 1, listed.tobytes()
+        for call, (grid, work, _) in zip(self._calls, sizes, strict=True):
             if work > _SERIAL_WORK:
                 most = max(most, call.parts or grid)
         if most > 1:
             return lambda pointers: (
-                run(listed, pack(*pointers), min(thread_count(), most)) and _no_memory()
+                run(listed_bytes, pack(*pointers), min(thread_count(), most)) and _no_memory()
             )
-        return lambda pointers: run(listed, pack(*pointers), 1) and _no_memory()
+        return lambda pointers: run(listed_bytes, pack(*pointers), 1) and _no_memory()
 
 
 def _no_memory() -> NoReturn:
