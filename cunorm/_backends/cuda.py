@@ -192,11 +192,11 @@ class Launcher:
     def resized(self, sizes: Sequence[CallSize]) -> "Launcher":
         """Return the launcher for another number of rows."""
         kernels = []
-        for kernel, size in zip(self.kernels, sizes, strict=True):
+        for kernel, (grid, _, values) in zip(self.kernels, sizes, strict=True):
             words = kernel.words[:]
-            for word, value in zip(kernel.sized, size.words, strict=True):
+            for word, value in zip(kernel.sized, values, strict=True):
                 words[word] = value
-            resized = replace(kernel.launch, grid=size.grid)
+            resized = replace(kernel.launch, grid=grid)
             kernels.append(kernel._replace(launch=resized, words=words))
         return Launcher(kernels, self.device)
 

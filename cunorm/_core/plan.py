@@ -47,19 +47,10 @@ class KernelCall(NamedTuple):
     parts: int = 0  # into which CPU threads split each block; 0: a thread takes whole blocks
 
 
-class CallSize(NamedTuple):
-    """The part of a KernelCall that depends on the number of rows."""
-
-    grid: int
-    work: int
-    words: tuple[int, ...]  # the values of the words that `KernelArgs.sized` lists
-
-
-class Sizes(NamedTuple):
-    """The part of a Lowered that depends on the number of rows."""
-
-    workspace: int
-    calls: list[CallSize]
+# The part of a KernelCall that depends on the number of rows: its grid, its work, and the values of
+# the words that `KernelArgs.sized` lists.
+CallSize = tuple[int, int, tuple[int, ...]]
+Sizes = tuple[int, list[CallSize]]  # the bytes of workspace, and the part of each call
 
 
 class Lowered(NamedTuple):

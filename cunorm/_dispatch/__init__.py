@@ -275,7 +275,8 @@ def _loaded(
         sizes = lowered.sizes(rows)
         if sizes is None:
             return None
-        return _cuda_run(launcher.resized(sizes.calls), sizes.workspace, adapter, device)
+        workspace, calls = sizes
+        return _cuda_run(launcher.resized(calls), workspace, adapter, device)
 
     return Loaded(_cuda_run(launcher, lowered.workspace, adapter, device), resized)
 
@@ -305,7 +306,10 @@ def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
 
     def resized(rows: int) -> Run | None:
         sizes = lowered.sizes(rows)
-        return sizes and with_scratch(sizes.workspace, program.run_of(sizes.calls))
+        if sizes is None:
+            return None
+        workspace, calls = sizes
+        return with_scratch(workspace, program.run_of(calls))
 
     return Loaded(with_scratch(lowered.workspace, program.run()), resized)
 

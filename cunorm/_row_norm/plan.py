@@ -15,7 +15,6 @@ from cunorm._core.param_grad import param_grad_call
 from cunorm._core.plan import (
     Aliases,
     Alignments,
-    CallSize,
     KernelCall,
     Lowered,
     OpDef,
@@ -178,14 +177,13 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
             return None
         grid, work = parts * blocks_per_part, rows * row_width
         if not outputs:
-            return Sizes(0, [CallSize(grid, work, (rows,))])
+            return 0, [(grid, work, (rows,))]
         sums_size = parts * pitch
         offsets = [offset for offset in kernel.sums(sums_size) if offset is not None]
-        found = [
-            CallSize(grid, work, (*offsets, rows)),
-            CallSize(calls[1].launch.grid, parts * row_width, (*offsets, parts)),
+        return outputs * sums_size * itemsize, [
+            (grid, work, (*offsets, rows)),
+            (calls[1].launch.grid, parts * row_width, (*offsets, parts)),
         ]
-        return Sizes(outputs * sums_size * itemsize, found)
 
     size = outputs * launch.sums_size * itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)

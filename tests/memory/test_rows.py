@@ -236,13 +236,14 @@ def test_a_plan_changed_to_other_rows_equals_the_plan_of_those_rows(op, seed):
                 continue
             same += 1
             assert builds[0] == builds[1]
-            assert sizes.workspace == own.workspace
-            each = zip(own.calls(), lowered.calls(), sizes.calls, strict=True)
-            for expected, before, size in each:
-                assert (size.grid, size.work) == (expected.launch.grid, expected.work)
+            workspace, calls = sizes
+            assert workspace == own.workspace
+            each = zip(own.calls(), lowered.calls(), calls, strict=True)
+            for expected, before, (grid, work, words) in each:
+                assert (grid, work) == (expected.launch.grid, expected.work)
                 assert expected.parts == before.parts
                 assert expected.args.relocations == before.args.relocations
-                assert words_of(expected.args) == words_of(before.args, size.words)
+                assert words_of(expected.args) == words_of(before.args, words)
     assert same > 100
     assert other > 2
 

@@ -53,7 +53,7 @@ class Program:
 
     def run(self) -> Run:
         """Return a function that runs the kernels."""
-        sizes = [CallSize(call.launch.grid, call.work, ()) for call in self._calls]
+        sizes: list[CallSize] = [(call.launch.grid, call.work, ()) for call in self._calls]
         return self._run(self._listed, sizes)
 
     def run_of(self, sizes: Sequence[CallSize]) -> Run:
