@@ -17,7 +17,7 @@ from cunorm._core.operands import Kind, names_of
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
 from cunorm._core.types import DTypeLike, Needs, SupportsDLPack
-from cunorm._dispatch import caps_for
+from cunorm._dispatch.loading import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.layout import group_geometry
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD

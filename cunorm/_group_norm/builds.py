@@ -11,7 +11,7 @@ from cunorm._core.calls import accumulators
 from cunorm._core.operands import Kind, arguments, names_of, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous
-from cunorm._dispatch import launches_of
+from cunorm._dispatch.loading import launches_of
 from cunorm._group_norm.kernels import TABLE, backward_inputs, forward_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, plan_backward, plan_forward
 from cunorm._group_norm.spec import (

@@ -8,7 +8,7 @@ from cunorm._core.calls import accumulators
 from cunorm._core.operands import Kind, arguments, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, optional_contiguous, optional_dtype
-from cunorm._dispatch import launches_of
+from cunorm._dispatch.loading import launches_of
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.spec import (

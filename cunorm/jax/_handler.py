@@ -11,7 +11,8 @@ from cunorm._arrays.cupy import cupy
 from cunorm._backends import cuda
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import CPU, Device
-from cunorm._dispatch import cache_entry, caps_for, cpu_loaded
+from cunorm._dispatch import cache_entry
+from cunorm._dispatch.loading import caps_for, cpu_loaded
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 

@@ -22,7 +22,7 @@ from tests.support.caches import fresh_process
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.host_code import needs_a_compiler, runs_here
-from tests.support.internals import _compile, _dispatch, runner
+from tests.support.internals import Loaded, _compile, _loading, runner
 from tests.support.machines import compiled_for
 from tests.support.operands import assert_same_fields
 from tests.support.placed import Samples
@@ -104,14 +104,14 @@ class Emulator:
                     begin, size = offsets[slot], plan.specs[slot].nbytes
                     ctypes.memmove(pointers[slot], bytes(self.memory[begin : begin + size]), size)
 
-        return _dispatch.Loaded(run)
+        return Loaded(run)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function whose kernels are compiled for ARM and run in the emulator."""
         environment = {"CXX": COMPILER, "CUNORM_CXXFLAGS": "-O1", "OMP_NUM_THREADS": "2"}
         with fresh_process(CUNORM_CACHE_DIR=self.folder / "cache", **environment) as patch:
             patch.setattr(_compile, "entry_of", self.load)
-            patch.setattr(_dispatch, "cpu_loaded", self.loaded)
+            patch.setattr(_loading, "cpu_loaded", self.loaded)
             return function()
 
 

@@ -30,6 +30,7 @@ from tests.support.internals import (
     CpuCaps,
     _cpu,
     _dispatch,
+    _loading,
     contiguous_plan,
 )
 from tests.support.operands import at, draw
@@ -189,7 +190,7 @@ def test_calls_that_cannot_serve_other_rows_are_not_kept_for_other_rows(why, pla
     kept = []
     monkeypatch.setattr(_dispatch, "rows_entry", lru_cache()(lambda *key: kept))
     if why == "no compiler":
-        monkeypatch.setattr(_dispatch, "has_compiler", lambda: False)
+        monkeypatch.setattr(_loading, "has_compiler", lambda: False)
     for rows in (40, 41):
         call = call_of("rms_norm_backward", (rows, 72))
         memory = np.zeros(rows * 72 * 4 + 1, np.uint8)

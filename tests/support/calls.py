@@ -264,7 +264,7 @@ def cached_calls_only() -> Iterator[None]:
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets the named pointers of each launch; copying an operand fails."""
     launches = []
-    loaded = internals._dispatch._loaded
+    loaded = internals._dispatch.load
 
     def load_recorded(op: Any, *rest: Any) -> Any:
         ready = loaded(op, *rest)
@@ -278,7 +278,7 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return ready._replace(run=run_recorded, resized=lambda rows: None)
 
     empty_call_cache(monkeypatch)
-    monkeypatch.setattr(internals._dispatch, "_loaded", load_recorded)
+    monkeypatch.setattr(internals._dispatch, "load", load_recorded)
     for framework in internals.host_frameworks():
         monkeypatch.setattr(framework, "contiguous", None)
     return launches

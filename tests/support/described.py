@@ -18,8 +18,8 @@ from tests.support.internals import (
     OnceMap,
     _compile,
     _cuda,
-    _dispatch,
     _driver,
+    _loading,
     _memo,
     _warmup,
 )
@@ -70,7 +70,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """Return a list that gets each loaded build; builds are not compiled and compute nothing."""
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_warmup, "compiler", lambda: "some")
-    monkeypatch.setattr(_dispatch, "has_compiler", lambda: True)
+    monkeypatch.setattr(_loading, "has_compiler", lambda: True)
     kernel = _compile.Entry(lambda tasks, count, threads: None, 0), False
     return _loads(monkeypatch, _compile, kernel)
 

@@ -44,7 +44,9 @@ from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import device as _demo_device
 from cunorm._demo import plot as _demo_plot
 from cunorm._demo.operators import operators, row_operands
+from cunorm._dispatch import loading as _loading
 from cunorm._dispatch import parse
+from cunorm._dispatch.executable import Loaded
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
@@ -88,6 +90,7 @@ __all__ = [
     "KernelBuild",
     "KernelCall",
     "Launch",
+    "Loaded",
     "OnceMap",
     "ParamGradTypes",
     "RowShape",
@@ -110,6 +113,7 @@ __all__ = [
     "_group_plan",
     "_group_tiling",
     "_info",
+    "_loading",
     "_memo",
     "_processes",
     "_registry",

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from cunorm.torch import replace_norms  # noqa: E402
 from cunorm.torch._replace import probe as probing  # noqa: E402
-from tests.support.internals import _dispatch  # noqa: E402
+from tests.support.internals import _dispatch, _loading  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
     EPS,
@@ -74,7 +74,7 @@ SOME = random.Random(0).sample(FORMULAS, 12)
 
 @pytest.fixture
 def by_oracle(monkeypatch):
-    monkeypatch.setattr(_dispatch, "has_compiler", lambda: False)
+    monkeypatch.setattr(_loading, "has_compiler", lambda: False)
     _dispatch.clear_calls()
     yield
     _dispatch.clear_calls()

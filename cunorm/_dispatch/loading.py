@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The loading of a plan's kernels, for a GPU or a CPU, or of the reference without a compiler."""
+
+from functools import partial
+
+from cunorm._arrays.adapter import ArrayAdapter
+from cunorm._arrays.numpy import numpy_view
+from cunorm._backends import cpu, cuda
+from cunorm._backends.cpu import with_scratch
+from cunorm._backends.cpu.compiler import has_compiler
+from cunorm._backends.cpu.threads import last_cache_bytes
+from cunorm._core.build import Launch
+from cunorm._core.caps import Caps, CpuCaps
+from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
+from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, bytes_spec
+from cunorm._dispatch.executable import Loaded, Pointers, Run
+
+
+def caps_for(plan: Plan | None, device: Device) -> Caps:
+    """Return the caps that launches on a device may use; clusters of the plan must fit there."""
+    if device.kind == "cpu":
+        return CpuCaps(last_cache_bytes())
+    if plan is None or plan.is_empty:
+        caps: Caps = cuda.gpu_caps(device)
+        return caps
+    return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).launches[0])
+
+
+def launches_of(plan: Plan, device: Device) -> list[Launch]:
+    """Return the launches of a plan for aligned arrays."""
+    if plan.is_empty:
+        return []
+    return [*plan.lower(caps_for(plan, device), None).launches]
+
+
+def load(
+    op: OpDef[SpecT],
+    spec: SpecT,
+    plan: Plan,
+    caps: Caps,
+    alignments: Alignments,
+    x: ArrayView,
+) -> Loaded:
+    """Return a plan's kernels; on a GPU they run on the stream that is current at the call.
+
+    Another device may be current, so allocations and launches name their device.
+    """
+    device, adapter = x.spec.device, x.adapter
+    if device.kind == "cpu":
+        return cpu_loaded(op, spec, plan, caps)
+    lowered = plan.lower(caps, alignments)
+    launcher = cuda.Launcher.load(lowered.calls(), device)
+
+    def resized(rows: int) -> Run | None:
+        sizes = lowered.sizes(rows)
+        if sizes is None:
+            return None
+        workspace, calls = sizes
+        return _cuda_run(launcher.resized(calls), workspace, adapter, device)
+
+    return Loaded(_cuda_run(launcher, lowered.workspace, adapter, device), resized)
+
+
+def _cuda_run(
+    start: cuda.Launcher, workspace_bytes: int, adapter: ArrayAdapter, device: Device
+) -> Run:
+    spec = bytes_spec(workspace_bytes, device) if workspace_bytes else None
+
+    def run(pointers: Pointers) -> None:
+        if spec is None or pointers[-1]:
+            start(pointers, adapter.stream(device))
+        else:
+            # The allocator may at once reuse this memory for later work of the same stream.
+            workspace = adapter.allocate(spec)
+            start([*pointers[:-1], workspace.pointer], adapter.stream(device))
+
+    return run
+
+
+def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
+    """Return a plan's kernels for the CPU, or the reference if there is no compiler."""
+    if not has_compiler():
+        return Loaded(partial(_run_reference, op, spec, plan.kernel_specs()))
+    lowered = plan.lower(caps, None)
+    program = cpu.Program(lowered.calls(), op.array_count)
+
+    def resized(rows: int) -> Run | None:
+        sizes = lowered.sizes(rows)
+        if sizes is None:
+            return None
+        workspace, calls = sizes
+        return with_scratch(workspace, program.run_of(calls))
+
+    return Loaded(with_scratch(lowered.workspace, program.run()), resized)
+
+
+def _run_reference(op: OpDef[SpecT], spec: SpecT, specs: OptionalSpecs, pointers: Pointers) -> None:
+    views = [
+        None if one is None else numpy_view(ArrayView(pointer, one, None, None, writable=True))
+        for one, pointer in zip(specs, pointers[:-1], strict=True)  # the workspace comes last
+    ]
+    op.reference(spec, views)
