@@ -86,7 +86,7 @@ class NumpyAdapter(ArrayAdapter):
                 return None
             pointer = data_pointer(array)
             pointers.append(pointer)
-            key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
+            key_parts += (array.dtype, array.shape, array.strides, pointer & 7)
         return key_parts, pointers
 
     def strides(self, array: HostArray) -> tuple[int, ...] | None:

@@ -18,7 +18,7 @@ from cunorm._core.memo import memoize
 from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
 from cunorm._core.plan import OpDef, SpecT
-from cunorm._core.tensor import Arrays, contiguous_strides
+from cunorm._core.tensor import Arrays, Shape, contiguous_strides
 from cunorm._dispatch.executable import Executable, Views, pointers_of
 from cunorm._dispatch.loading import caps_for, load
 
@@ -124,11 +124,11 @@ def _executable(
     pointers: list[int],
 ) -> "Executable":
     """Return an Executable for a call on arrays of one library."""
-    key = _rows_key(op, spec, adapter, arrays, pointers)
-    if key is None:
+    found = _rows_key(op, spec, adapter, arrays, pointers)
+    if found is None:
         return _planned(op, spec, arrays, _views(op, spec, arrays))
-    planned: list[Executable] = rows_entry(spec, adapter, *key)
-    leading_axes, shape = key[0], tuple(arrays[op.x].shape)
+    shape, leading_axes, key = found
+    planned: list[Executable] = rows_entry(spec, adapter, leading_axes, *key)
     for executable in planned:
         resized = executable.resized(shape, leading_axes)
         if resized is not None:
@@ -145,23 +145,23 @@ def _rows_key(
     adapter: ArrayAdapter,
     arrays: Arrays,
     pointers: list[int],
-) -> list[Any] | None:
-    """Return a key that is equal for calls that differ only in their number of rows.
+) -> tuple[Shape, int, list[Any]] | None:
+    """Return x's shape, its number of axes that are rows, and a key.
 
-    The first part of the key is the number of axes that are rows. The result is None if arrays are
+    Calls that differ only in their number of rows have equal keys. The result is None if arrays are
     not in C order or do not fit together, if there is a workspace, or if there are fewer than two
     rows, because a single row has no stride to the next row.
     """
     x = arrays[op.x]
-    if x is None or not x.ndim or arrays[-1] is not None:
+    shape = () if x is None else tuple(x.shape)
+    if not shape or arrays[-1] is not None:
         return None
-    shape = tuple(x.shape)
     leading_axes = spec.leading_axes(len(shape))
     rows, row = shape[:leading_axes], shape[leading_axes:]
     if not rows or prod(rows) < 2:
         return None
     has_single = 1 in shape  # the stride along an axis of one element may be any number
-    key: list[Any] = [leading_axes, row]
+    key: list[Any] = [row]
     for slot, array in enumerate(arrays):
         if array is None:
             continue
@@ -173,12 +173,12 @@ def _rows_key(
             expected = (*rows, *groups)
             key.append(groups)
         contiguous_type = adapter.contiguous_type(array)
-        if contiguous_type is None or array.shape != expected:
+        if contiguous_type is None or (array is not x and array.shape != expected):
             return None
         if has_single and adapter.strides(array) != contiguous_strides(expected):
             return None
         key += (slot, contiguous_type, pointers[slot] & 15)
-    return key
+    return shape, leading_axes, key
 
 
 def _views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> Views:

@@ -138,7 +138,7 @@ class Executable:
             return None
         another = object.__new__(Executable)
         another.__dict__.update(self.__dict__)
-        another._run, another._last_checked = run, []
+        another._run = run
         if self._has_sizes:
             another._change_rows(x_shape, leading_axes)
         return another
@@ -159,7 +159,7 @@ class Executable:
                 has_model, own_spec = slot in self._have_models, of_rows(spec, self._kinds[slot])
                 allocate = self._adapter.allocator(own_spec, has_model=has_model)
                 allocations[number] = slot, allocate, allocations[number][2]
-        self._allocations = allocations
+        self._allocations, self._last_checked = allocations, []
         if self._has_given:
             specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
             given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]

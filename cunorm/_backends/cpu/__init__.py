@@ -4,7 +4,8 @@
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,19 +67,19 @@ class Program:
         return self._run(listed, sizes)
 
     def _run(self, listed: "array[int]", sizes: Sequence[CallSize]) -> Run:
-        run, pack, most, listed_bytes = self._kernels, self._pack, 1, listed.tobytes()
+        most = 1
         for call, (grid, work, _) in zip(self._calls, sizes, strict=True):
             if work > _SERIAL_WORK:
                 most = max(most, call.parts or grid)
-        if most > 1:
-            return lambda pointers: (
-                run(listed_bytes, pack(*pointers), min(thread_count(), most)) and _no_memory()
-            )
-        return lambda pointers: run(listed_bytes, pack(*pointers), 1) and _no_memory()
+        return partial(_run_list, self._kernels, listed.tobytes(), self._pack, most)
 
 
-def _no_memory() -> NoReturn:
-    raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
+def _run_list(
+    run: Any, listed: bytes, pack: Callable[..., bytes], most: int, pointers: Sequence[int]
+) -> None:
+    """Run a list of kernels on at most `most` threads."""
+    if run(listed, pack(*pointers), 1 if most == 1 else min(thread_count(), most)):
+        raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
 
 
 # --- workspaces -----------------------------------------------------------------------------------
