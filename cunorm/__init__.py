@@ -70,6 +70,7 @@ _MODULES = {  # the modules of all names but those of `_row_norm`
     "_warmup": ("Warmup", "warmup"),
     "_workspace": ("workspace_size",),
 }
+_SUBMODULES = ("jax", "results", "torch")  # `__getattr__` imports none of them
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -78,7 +79,8 @@ if not TYPE_CHECKING:  # else a type checker would accept every name
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used."""
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            hint = f": import {__name__}.{name} first" if name in _SUBMODULES else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         if name == "reference":
             return import_module("cunorm.reference")
         module = import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}")

@@ -18,7 +18,6 @@ from cunorm._core.operands import (
     Slot,
     Specs,
     check_compute,
-    check_shape,
     dtypes_of,
     named,
     names_of,
@@ -89,12 +88,25 @@ def check_operand(
     function: str, argument: str, slot: Slot, spec: OptionalSpec, geometry: CallGeometry
 ) -> None:
     """Check the shape of an operand, and the dtype of a statistic."""
-    shape, hint = geometry.shape_of(slot.kind), geometry.hint(slot.kind)
-    if spec is not None and argument in ("gate", "residual") and _is_narrower(spec.shape, shape):
-        hint += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
-    check_shape(function, argument, spec, shape, hint)
+    shape = geometry.shape_of(slot.kind)
+    if spec is not None and spec.shape != shape:
+        hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
+        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if slot.kind is Kind.STATISTIC:
         check_compute(function, argument, spec, geometry.compute, geometry.float64_source)
+
+
+def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) -> str:
+    """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
+    x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
+    is_positional = argument in ("residual", "weight", "bias")
+    if function.startswith("add_") and is_positional and shape in (x, row):
+        return f": the order is {function}(x, residual, weight, ...)"
+    if argument == "dy" and (shape == row or shape[-len(x) :] == x):
+        return f": the order is {function}(dy, x, ...)"
+    if argument in ("gate", "residual") and _is_narrower(shape, x):
+        return ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
+    return ""
 
 
 def _is_narrower(shape: Shape, full: Shape) -> bool:

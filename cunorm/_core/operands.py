@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, TypeVar
 
 from cunorm._core.dtypes import DType
-from cunorm._core.tensor import OptionalSpec, Shape
+from cunorm._core.tensor import OptionalSpec
 
 T = TypeVar("T")
 Specs = dict[str, OptionalSpec]  # the keys are the kernels' names, in the order of a call's arrays
@@ -111,12 +111,6 @@ def slots_by_name(operands: Specs) -> dict[str, int]:
     """Return the slots of the operands that are present, and the workspace's slot, the last one."""
     slots = {name: slot for slot, name in enumerate(operands) if operands[name] is not None}
     return slots | {"workspace": len(operands)}
-
-
-def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, hint: str) -> None:
-    """Check the shape of an operand; `hint` says what the shape has to match."""
-    if spec is not None and spec.shape != shape:
-        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
 
 
 def check_compute(

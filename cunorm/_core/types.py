@@ -14,7 +14,8 @@ class SupportsDLPack(Protocol):
 
 
 # The type of x and of the results. Results may have another dtype than x. If x is of a subclass,
-# they are of the base class. An object with only __dlpack__ gives a NumPy or CuPy array.
+# they are of the base class. An object with only __dlpack__ gives a NumPy or CuPy array. A result
+# for which `out` has an array is this array, of any library.
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 
 

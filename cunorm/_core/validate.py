@@ -47,23 +47,28 @@ def array_hint(function: str, argument: str, value: object, make: str = "numpy.a
     return f"{hint}; {no_shape}" if is_shape else hint
 
 
+def shown(value: object) -> str:
+    """Return a wrong scalar for an error; of an array with axes its type, not its elements."""
+    return describe_type(type(value)) if getattr(value, "shape", ()) else repr(value)
+
+
 def integer(function: str, argument: str, value: object) -> int:
     if type(value) is int:  # isinstance() of an abstract type is slow
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{function}: {argument} is {value!r}, expected an int")
+        raise TypeError(f"{function}: {argument} is {shown(value)}, expected an int")
     return int(value)
 
 
 def flag(function: str, argument: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{function}: {argument} is {value!r}, expected True or False")
+        raise TypeError(f"{function}: {argument} is {shown(value)}, expected True or False")
     return value
 
 
 def finite(function: str, argument: str, value: object, expected: str = "a finite number") -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
+        raise TypeError(f"{function}: {argument} is {shown(value)}, expected a number")
     try:
         number = float(value)
     except OverflowError:  # an int beyond the largest float64 raises this
@@ -90,7 +95,7 @@ def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -
         return value
     *others, last = map(repr, allowed)
     error = ValueError if isinstance(value, str) else TypeError
-    raise error(f"{function}: {argument} is {value!r}, expected {', '.join(others)} or {last}")
+    raise error(f"{function}: {argument} is {shown(value)}, expected {', '.join(others)} or {last}")
 
 
 def activation(function: str, argument: str, value: Any) -> str:
@@ -128,8 +133,9 @@ def agreed_dtype(
 
 def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
     if out is not None and not isinstance(out, result):
-        got, expected = describe_type(type(out)), f"a {result.__name__} of arrays and Nones"
-        raise TypeError(f"{function}: out is {got}, expected {expected}")
+        got, name = describe_type(type(out)), result.__name__
+        named = f"{'an' if name.startswith('A') else 'a'} {name}"
+        raise TypeError(f"{function}: out is {got}, expected {named} of arrays and Nones")
 
 
 def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> None:

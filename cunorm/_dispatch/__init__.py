@@ -199,7 +199,7 @@ def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Arrays, views: Views) -> "Ex
         if view is not None and not (view.owner is arrays[slot] and view.writable):
             raise ValueError(
                 f"{function}: {names[slot]} cannot be written to in place, expected a writable, "
-                "aligned array (JAX arrays are immutable)"
+                "aligned NumPy, CuPy or PyTorch array (JAX arrays are immutable)"
             )
     caps = caps_for(plan, x.spec.device)
     if workspace is not None:

@@ -77,8 +77,8 @@ def normalize(
         The dtype of y, as a name or a dtype of any framework. By default it is x's; with
         round_before_weight and a weight, it is the dtype to which x's and weight's promote.
     out : array, optional
-        The array that is written and returned instead of a new one. It may be exactly an input,
-        such as x; otherwise it overlaps no input.
+        The NumPy, CuPy or PyTorch array that is written and returned instead of a new one. It may
+        be exactly an input, such as x; otherwise it overlaps no input.
 
     Returns
     -------
@@ -354,7 +354,7 @@ def normalize_backward(
         shape and dtype of bias are used, for dbias.
     rstd, mean : array
         The forward's results, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or
-        dx is, else float32. The mean is read only with center, and must then be given.
+        dx is, else float32. The mean must be given with center, and only then.
     d_residual : array, optional
         The gradient of the new residual stream, of x's shape. It is added to dx without any gate.
     c, center, axis, groups, weight_offset, gate, gate_activation, gate_position : optional

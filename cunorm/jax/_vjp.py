@@ -16,7 +16,7 @@ from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, OpSpec, SpecT
 from cunorm._core.tensor import HostArray
-from cunorm._core.validate import array_hint, describe_type
+from cunorm._core.validate import array_hint, describe_type, shown
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, replace_interned
@@ -70,7 +70,7 @@ def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
     """Return the error or, if JAX traces the wrong scalar, an error that says this and a remedy."""
     for one in scalars:
         scalar = one[0] if isinstance(one, tuple) and one else one  # c's `typed_key` begins with c
-        wrong = f" is {scalar!r}, "
+        wrong = f" is {shown(scalar)}, "
         if isinstance(scalar, Tracer) and wrong in str(error):
             text = str(error).replace(wrong, " is traced by JAX, ")
             remedy = "under jax.jit, bind it with functools.partial or name it in static_argnames"

@@ -2,9 +2,10 @@
 """The operators in float64 NumPy, formula by formula: the oracle for the kernels.
 
 The oracle shares no code with the kernels, and also serves arrays on a CPU without a C++ compiler.
-Each function takes the arguments of the public function of its name, unchecked: NumPy arrays of
-float16, bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of rows or
-samples. No input is modified, and no result is a view of an input.
+Each function takes the arguments of the public function of its name except `dtype`, `out`,
+`workspace` and `accumulate`, unchecked: NumPy arrays of float16, bfloat16 (`ml_dtypes`), float32 or
+float64, of any strides and any number of rows or samples. No input is modified, and no result is a
+view of an input.
 
 Everything is computed and returned in float64, with two exceptions. The new residual stream
 ``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` without a residual,

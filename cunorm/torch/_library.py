@@ -114,7 +114,10 @@ class Operator:
         have_own = any(
             own and isinstance(dim, int) for dim, own in zip(dims, parameters, strict=True)
         )
-        if have_own or any(name in _from_text(op.spec_type, text).needs for name in op.summed):
+        spec, ndim = _from_text(op.spec_type, text), arrays[op.x].ndim - (dims[op.x] is not None)
+        axis = spec.axis if pair.is_rows else 1  # a group norm has at least two axes
+        is_wrong = not -ndim <= axis < ndim  # `_items` raises the error
+        if is_wrong or have_own or any(name in spec.needs for name in op.summed):
             return self._items(batch, dims, arrays, text)
         samples = arrays[op.x].shape[int(dims[op.x] == 0)]
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The options of modules: their checks, and their use in a module's call of its function."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,10 +18,13 @@ from cunorm.torch._tensors import is_dense
 # --- checks of a new module, whose errors name its class ------------------------------------------
 
 
-def row_shape(module: Module, shape: object) -> tuple[int, ...]:
+def row_shape(module: Module, shape: Any) -> tuple[int, ...]:
     """Return normalized_shape in the form in which torch keeps it."""
     kind = type(module).__name__
-    sizes = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else [shape]
+    try:
+        sizes = [shape] if isinstance(shape, str) else [*shape]
+    except TypeError:  # a number, or an array without axes
+        sizes = [shape]
     found = tuple([validate.integer(kind, "normalized_shape", size) for size in sizes])
     if not found or min(found) < 1:
         raise ValueError(
@@ -48,6 +50,8 @@ def check_dtype_and_flags(module: Module, dtype: object, **values: object) -> No
     """Check a dtype and flags, and that no eps or flag is the name of an activation."""
     kind = type(module)
     parse_optional_dtype(kind.__name__, "dtype", dtype)
+    if not isinstance(dtype, torch.dtype | None):
+        raise TypeError(f"{kind.__name__}: dtype is {dtype!r}, expected a torch.dtype")
     for name, value in values.items():
         if isinstance(value, str) and hasattr(kind, "activation"):
             what = "a number" if name == "eps" else "True or False"

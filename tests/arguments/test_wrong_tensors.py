@@ -156,6 +156,10 @@ def test_traced_scalars_are_refused_with_a_remedy():
             text = f"{scalar} is traced by JAX, expected {expected}: {REMEDY}"
             call = partial(compiled, x, weight=weight, **{scalar: 1})
             check_error(Case(name, TypeError, text, {}), call)
+    forgotten = Case(
+        "group_norm", TypeError, f"num_groups is traced by JAX, expected an int: {REMEDY}", {}
+    )
+    check_error(forgotten, partial(jax.jit(cunorm.jax.group_norm), x, weight))
     wrong = Case("rms_norm", TypeError, "eps is [1.0], expected a number", {})
     check_error(wrong, partial(cunorm.jax.rms_norm, x, eps=[1.0]))
 

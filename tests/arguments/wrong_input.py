@@ -29,7 +29,7 @@ REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
 NO_NUMBERS = ["1", None, 1j, True, (), np.ones(1)]
-NO_INTS = [True, False, 2.0, "2", [2], (), np.True_, None]
+NO_INTS = [True, False, 2.0, "2", [2], (), np.True_, None, np.ones(8)]
 NO_NAMES = [1, b"silu", ["silu"], False, np.tanh]
 NO_BOOLS = [1, 0, None, "yes", np.True_, []]
 DTYPES = "float16, bfloat16, float32 or float64"
@@ -59,7 +59,8 @@ def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = Non
     for value in values:
         error = ValueError if type(value) in kind[0] else TypeError
         right = expected if error is ValueError else kind[1] or expected
-        text = f"{argument} is {value!r}, expected {right}"
+        shown = "of type ndarray" if getattr(value, "shape", ()) else repr(value)
+        text = f"{argument} is {shown}, expected {right}"
         yield from each(names or functions_taking(argument), error, text, **{argument: value})
 
 
@@ -86,6 +87,20 @@ def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) 
         for shape in shapes:
             wrong, text = np.ones(shape, "f4"), f"{argument} has shape {shape}, expected {expected}"
             yield from each(accepting, ValueError, text, **more | {argument: wrong})
+
+
+def other_order() -> Cases:
+    """Yield errors for arrays that have the shape of another argument."""
+    of_x, of_row = "(5, 8), the shape of x", "(8,) to match x.shape[-1]"
+    for name in ROWS:
+        has_order, taken = name.startswith("add_"), parameters_of(name)
+        order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
+        for argument in taken & {"weight", "bias"}:
+            yield from shaped([name], argument, [(5, 8)], of_row + order)
+        yield from shaped([name], "residual", [(8,)], of_x + (order or EXPAND))
+        yield from shaped([name], "gate", [(8,)], of_x + EXPAND)
+        order = f": the order is {name}(dy, x, ...)"
+        yield from shaped([name], "dy", [(8,), (2, 5, 8)], of_x + order)
 
 
 def rows(x: Any, width: int, axis: int = -1) -> Cases:
@@ -217,6 +232,7 @@ OF_ROW, OF_SAMPLE = (
 )
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
+NO_CENTER = "mean is given, expected None: center is False"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"
 # A title may occur several times; the table joins the cases of a title.
 PARTS: list[tuple[str, Iterable[Case]]] = [
@@ -241,13 +257,14 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("shape of rows", shaped(ROWS, "gate", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
     *(
         ("shape of rows", shaped(ROWS, "residual gate", [shape], f"(5, 8), the shape of x{EXPAND}"))
-        for shape in ((8,), (1, 8), (5, 1), (1,), ())
+        for shape in ((1, 8), (5, 1), (1,), ())
     ),
+    ("another order", other_order()),
     ("shape of rows", shaped(ROWS, "dy d_residual", [(5, 1), ()], "(5, 8), the shape of x")),
     ("shape of rows", shaped(ROWS, "dy", [(1, 8), (5, 8, 1)], "(5, 8), the shape of x")),
     ("shape of rows", shaped(GROUP_NORMS, "dy", [(3, 8, 1), (8, 8)], "(3, 8, 8), the shape of x")),
     *(
-        ("shape of parameters", shaped(names, "weight bias", [(5,), (1, 8), (), (5, 8)], expected))
+        ("shape of parameters", shaped(names, "weight bias", [(5,), (1, 8), (), (4, 8)], expected))
         for names, expected in (
             (ROWS, "(8,) to match x.shape[-1]"),
             (GROUP_NORMS, f"(8,), one for each channel, {LAST}"),
@@ -264,6 +281,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
         )
     ),
     ("no mean", each(["normalize_backward"], ValueError, NO_MEAN, mean=None)),
+    ("no mean", each(["normalize_backward"], ValueError, NO_CENTER, center=False)),
     ("no mean", each(["layer_norm_backward"], ValueError, NO_MEAN, mean=None)),
     *(("no gate", without_gate(*case)) for case in (("pre", "silu"), ("post", "relu"))),
     ("axes of x", shaped(ROWS, "x", [()], "at least one axis")),

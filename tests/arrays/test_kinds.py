@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext, suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.support.calls import record_launches
 from tests.support.gpu_arrays import get_all
 from tests.support.internals import read_capsule
 from tests.support.kinds import GPU_KINDS, KINDS, Foreign, ForeignBefore1, OnTorchCpu, kinds
-from tests.support.operands import NORMS, draw, optional, parameters, saved, weight_and_bias
+from tests.support.operands import NORMS, at, draw, optional, parameters, saved, weight_and_bias
 
 SHAPE = (12, 96)
 X = draw("x", SHAPE, "float32")
@@ -129,6 +130,41 @@ def test_operands_may_be_of_several_frameworks_and_results_are_of_xs_framework(k
         y = cunorm.rms_norm(one.put(X), other.put(weight))
         assert one.is_own(y, "float32")
         np.testing.assert_array_equal(one.get(y), expected)
+
+
+WRITABLE = ("numpy", "torch", "cupy", "torch on CUDA")
+
+
+@pytest.mark.parametrize(
+    "kinds_by_name", [KINDS, pytest.param(GPU_KINDS, marks=pytest.mark.gpu)], ids=["CPU", "GPU"]
+)
+def test_out_and_workspace_may_be_of_another_framework_than_x(kinds_by_name):
+    """Calls are planned first, and then cached."""
+    available = {name: kind for name in kinds_by_name if (kind := try_kind(kinds_by_name[name]))}
+    weight, rstd = optional("weight", SHAPE[-1], "float32"), draw("rstd", SHAPE[:1], "float32")
+    assert len(available) > 1
+    first = next(iter(available.values()))
+    y = cunorm.rms_norm(*map(first.put, (X, weight)))
+    grads = cunorm.rms_norm_backward(*map(first.put, (X, X, weight)), rstd=first.put(rstd))
+    expected = [*map(first.get, (y, grads.dx, grads.dweight))]
+    for (one, x_kind), (other, kind) in product(available.items(), repeat=2):
+        x, w, statistic = map(x_kind.put, (X, weight, rstd))
+        for turn in range(2):
+            given = [kind.put(np.zeros_like(array)) for array in (X, X, weight)]
+            with at(one, other, turn):
+                if other not in WRITABLE:
+                    with pytest.raises(ValueError, match=r"^rms_norm: out cannot be written to"):
+                        cunorm.rms_norm(x, w, out=given[0])
+                    continue
+                assert cunorm.rms_norm(x, w, out=given[0]) is given[0]
+                out = cunorm.NormGrads(dx=given[1], dweight=given[2])
+                workspace = kind.put(np.zeros(1 << 16, np.float32))
+                options = {"rstd": statistic, "out": out, "workspace": workspace}
+                grads = cunorm.rms_norm_backward(x, x, w, **options)
+                assert grads.dx is given[1]
+                assert grads.dweight is given[2]
+                for array, right in zip(given, expected, strict=True):
+                    np.testing.assert_array_equal(kind.get(array), right)
 
 
 # --- unusual NumPy arrays -------------------------------------------------------------------------

@@ -56,6 +56,7 @@ ARRAYS: Calls = {
     "weight has shape (7,)": lambda: rms(X, X[0, :7]),
     "weight has shape (64,)": lambda: group(IMAGES.swapaxes(1, 2), 2, IMAGES[0, 0]),
     "gate has shape (1, 8)": lambda: rms(gate=X[:1]),
+    "residual has shape (8,)": lambda: cunorm.add_rms_norm(X, X[0]),
     "x has shape (), ": lambda: rms(np.ones((), np.float32)),
     "x of shape (2, 0)": lambda: rms(X[:, :0]),
     "residual has dtype": lambda: cunorm.add_rms_norm(X, X, residual_dtype="bfloat16"),
@@ -79,6 +80,9 @@ SCALARS: Calls = {
 OF_PYTHON: Calls = {
     "layer_norm() takes": lambda: cunorm.layer_norm(X, (8,), X[0], X[0]),
     "layer_norm() got": lambda: cunorm.layer_norm(X, normalized_shape=(8,)),
+    "add_rms_norm() missing": lambda: cunorm.add_rms_norm(X),
+    "rms_norm() got an unexpected keyword argument 'residual'": lambda: rms(residual=X),
+    "rms_norm() got an unexpected keyword argument 'bias'": lambda: rms(bias=X[0]),
     "l2_norm() got an unexpected keyword argument 'dim'": lambda: cunorm.l2_norm(X, dim=-1),
     "l2_norm() got an unexpected keyword argument 'gate'": lambda: cunorm.l2_norm(X, gate=X),
     "layer_norm_backward() missing": lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
@@ -86,6 +90,7 @@ OF_PYTHON: Calls = {
 BACKWARD: Calls = {
     "rstd is None": lambda: backward(rstd=None),
     "mean is None": lambda: cunorm.normalize_backward(X, X, X[0], rstd=RSTD, center=True),
+    "mean is given": lambda: cunorm.normalize_backward(X, X, X[0], rstd=RSTD, mean=RSTD),
     "rstd has dtype float16": lambda: backward(rstd=RSTD.astype(np.float16)),
     "rstd has shape (1,)": lambda: backward(rstd=RSTD[:1]),
     "needs is ('z',)": lambda: backward(needs=("z",)),

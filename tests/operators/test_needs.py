@@ -67,12 +67,6 @@ def test_requested_gradients_equal_those_of_all_and_need_no_other_inputs(kind, n
             assert np.isnan(getattr(part.run(), f"d{needs[0]}")).all()
 
 
-def test_without_center_a_mean_is_not_read():
-    call = backward("pre", center=False)
-    call.options["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
-    call.check()
-
-
 @pytest.mark.parametrize("needs", [("x", "weight", "bias"), ("weight", "bias")])
 def test_an_operand_that_is_absent_has_no_gradient(needs):
     x, dy = (draw(name, (4, 7, 10), "float32") for name in ("x", "dy"))

@@ -158,7 +158,7 @@ CUSTOM_NORMS = {
     ),
 }
 TORCH_NORMS = {
-    "RMSNorm": (lambda: nn.RMSNorm(WIDTH), "rms_norm(eps=None)"),
+    "RMSNorm": (lambda: nn.RMSNorm(WIDTH), "rms_norm(eps=machine epsilon)"),
     "RMSNorm of two axes": (lambda: nn.RMSNorm((8, WIDTH), eps=EPS), "rms_norm(eps=1e-05)"),
     "LayerNorm": (lambda: nn.LayerNorm(WIDTH), "layer_norm(eps=1e-05)"),
     "LayerNorm without bias": (lambda: nn.LayerNorm(WIDTH, bias=False), "layer_norm(eps=1e-05)"),

@@ -44,6 +44,7 @@ import cunorm
 assert found == {name: getattr(cunorm, name) for name in cunorm.__all__}
 """
 UNKNOWN = """
+import sys
 import cunorm
 for name in ("nothing", "_nothing"):
     assert not hasattr(cunorm, name)
@@ -51,6 +52,15 @@ for name in ("nothing", "_nothing"):
         getattr(cunorm, name)
     except AttributeError as error:
         assert str(error) == f"module 'cunorm' has no attribute {name!r}", error
+for name in ("torch", "jax", "results"):
+    assert not hasattr(cunorm, name)
+    assert "torch" not in sys.modules and name not in dir(cunorm)
+    try:
+        getattr(cunorm, name)
+    except AttributeError as error:
+        assert str(error).endswith(f"no attribute {name!r}: import cunorm.{name} first"), error
+from cunorm import results
+assert cunorm.results is results
 try:
     from cunorm import nothing
 except ImportError as error:
@@ -63,6 +73,7 @@ import cunorm
 from cunorm import layer_norm, rmsnom
 cunorm.rms_norm
 cunorm.rmsnorm
+cunorm.jax
 """
 USED = """
 import sys
@@ -85,7 +96,7 @@ def test_import_adds_no_other_module_to_those_of_numpy():
     [
         pytest.param(NAMES, id="dir lists the public names"),
         pytest.param(STAR, id="a star import gives the public names"),
-        pytest.param(UNKNOWN, id="an unknown name is an error of the usual text"),
+        pytest.param(UNKNOWN, id="an unknown name is an error, with a hint for a submodule"),
         pytest.param(USED, id="a function works and imports no framework"),
     ],
 )
@@ -107,7 +118,7 @@ def test_a_type_checker_finds_names_that_do_not_exist(tmp_path):
     done = python("-m", "mypy", *options, str(tmp_path / "typos.py"))
     lines = [line for line in done.stdout.splitlines() if "typos.py:" in line]
     found = [line.partition("typos.py:")[2] for line in lines]
-    assert [line.partition(":")[0] for line in found] == ["3", "5"], done.stdout + done.stderr
+    assert [line.partition(":")[0] for line in found] == ["3", "5", "6"], done.stdout + done.stderr
     assert "rmsnom" in found[0] and "rmsnorm" in found[1]
 
 

@@ -125,6 +125,8 @@ WRONG = {  # by the message after the class: the class, its arguments and its op
     "normalized_shape is '8', expected an int": (LayerNorm, ("8",), {}),
     "normalized_shape is 8.0, expected an int": (RMSNorm, ((2, 8.0),), {}),
     "normalized_shape is True, expected an int": (AddRMSNorm, (True,), {}),
+    "normalized_shape is tensor(8), expected an int": (RMSNorm, (torch.tensor(8),), {}),
+    "dtype is 'float32', expected a torch.dtype": (LayerNorm, (8,), {"dtype": "float32"}),
     f"eps is '1e-5', {NUMBER}": (RMSNorm, (8, "1e-5"), {}),
     f"eps is None, {NUMBER}": (LayerNorm, (8, None), {}),
     f"eps is True, {NUMBER}": (GroupNorm, (2, 8, True), {}),

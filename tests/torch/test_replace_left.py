@@ -95,6 +95,7 @@ NO_RECIPE = {
         m.weight * rms(x, m.eps) * (x.shape[1] if x.ndim == 4 else 1)
     ),
     "another for evaluation": lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2),
+    "an L2 norm": lambda m, x: m.weight * nn.functional.normalize(x, dim=-1, eps=m.eps),
     "no numbers": lambda m, x: m.weight * rms(x, m.eps) * float("nan"),
 }
 REASON = "results in float32 are no recipe's.*(off|of another kind)"

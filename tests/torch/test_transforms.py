@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -171,6 +173,18 @@ def test_wrong_scalars_are_the_same_error_for_an_operator(mode):
             pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"),
         ):
             ct.rms_norm(x, **{name: value})
+
+
+def test_wrong_axes_of_the_items_of_a_batch_are_an_error_that_has_an_items_shape():
+    x, groups = tensor("x", 3, 2, 8), "expected at least two axes: samples and channels"
+    for call, batch, text in (
+        (ct.rms_norm, x[0, 0], "x has shape (), expected at least one axis"),
+        (partial(ct.l2_norm, axis=-3), x, "axis is -3, expected -2 to 1 for x of shape (2, 8)"),
+        (partial(ct.l2_norm, axis=2), x, "axis is 2, expected -2 to 1 for x of shape (2, 8)"),
+        (partial(ct.group_norm, num_groups=1), x[0], f"x has shape (8,), {groups}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            torch.func.vmap(call)(batch)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -15,9 +15,9 @@ from cunorm.torch._replace.swap import TORCH_NORMS, Swapped, swapped, torch_norm
 from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS, Unknown
 
 _CALLS = {  # calls of torch.nn's norms, as text
-    torch.nn.RMSNorm: "rms_norm(eps={0.eps})",
-    torch.nn.LayerNorm: "layer_norm(eps={0.eps})",
-    torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={0.eps})",
+    torch.nn.RMSNorm: "rms_norm(eps={eps})",
+    torch.nn.LayerNorm: "layer_norm(eps={eps})",
+    torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={eps})",
 }
 
 
@@ -86,10 +86,12 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
     class becomes a subclass whose forward calls cunorm. `restore_norms` undoes this.
 
     The function replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with
-    an eps and a formula of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and
-    most others in ``transformers``. To find the formula, a probe runs a copy on the CPU, on random
-    rows with random parameters, in every pair of dtypes. It compares results and gradients with
-    cunorm's. Then it makes the call that the module will make, with float64 in place of kernels.
+    an eps that computes an RMS or layer norm: those of Llama, Qwen, Mistral, Gemma, T5, OLMo,
+    Mamba-2 and most others in ``transformers``. Other norms, such as L2 norms, stay, as do calls of
+    functions such as ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on
+    the CPU, on random rows with random parameters, in every pair of dtypes. It compares results and
+    gradients with cunorm's. Then it makes the call that the module will make, with float64 in place
+    of kernels.
 
     In half precision y has the bits of the module's own forward, except where a number before a
     rounding is within 2**-20 of a tie, relative to the largest number of its row. There y differs
@@ -189,7 +191,8 @@ def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
         for name in getattr(TORCH_NORMS[base], "_cunorm_options", ()):
             if hasattr(module, name):
                 raise Unknown(f"it has an attribute {name} of its own")
-        runs = _CALLS[base].format(module)
+        eps = "machine epsilon" if module.eps is None else module.eps
+        runs = _CALLS[base].format(module, eps=eps)
         module.__class__ = swapped(kind, None)
         return runs
     if kind.__module__.startswith("torch.nn.modules."):
