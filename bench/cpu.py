@@ -29,7 +29,7 @@ from bench.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, 
 from bench.grid import Point
 from bench.turns import Turn
 from cunorm._backends.cpu.threads import available_cores
-from cunorm._demo import device as demo_device
+from cunorm._demo import operators as demo
 
 _TURN_SECONDS, _MAX_CALLS = 1e-3, 10
 
@@ -114,7 +114,7 @@ def keep_freed_memory() -> None:
 
     All threads share one arena, because glibc unmaps other arenas, which JAX's threads would use.
     """
-    if demo_device.keep_freed_memory():
+    if demo.keep_freed_memory():
         arena_max = -8
         ctypes.CDLL(None).mallopt(arena_max, 1)
 

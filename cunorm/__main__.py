@@ -22,17 +22,9 @@ except KeyboardInterrupt:
     sys.exit(_INTERRUPTED)
 
 _ABOUT = "Normalization kernels, forward and backward, for every array framework."
-_OVERVIEW = f"""\
-cunorm {__version__}. {_ABOUT}
-
-demo    run every norm on real input, check its errors, show its speed
-          python -m cunorm demo --quick
-info    show versions, devices, compilers and caches
-          python -m cunorm info
-warmup  compile ahead what calls will need
-          python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32
-
-python -m cunorm COMMAND --help lists the options of a command."""
+_EXAMPLE = (
+    "example: python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,14 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str) -> None:
-    """Print to standard error, if that is possible."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cunorm", description=_ABOUT)
+    parser = argparse.ArgumentParser(prog="python -m cunorm", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--version", action="version", version=f"cunorm {__version__}")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("info", help="show versions, devices, compilers and caches")
@@ -70,16 +61,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     if chosen.command == "warmup":
         return _run_warmup(warmup_parser, chosen)
     if chosen.command != "demo":
-        print(_info.report() if chosen.command else _OVERVIEW)
+        print(_info.report() if chosen.command else parser.format_help())
         return 0
     try:
-        from cunorm._demo import DemoError, run
+        from cunorm._demo import run
+        from cunorm._demo.operators import DemoError
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         _complain(f"the demo needs {package}: python -m pip install {package}")
         return 1
     try:
-        return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
+        return run(chosen.input, chosen.device, chosen.quick, chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
     except RuntimeError as error:  # a build does not compile
@@ -88,18 +80,13 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _demo_parser(commands: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "demo",
-        help="run every norm on real input and check it against the float64 reference",
-        description="Run every norm, forward and backward, on real input, check each against the "
-        "float64 reference and print a table. The exit status is 1 if a result is further off "
-        "than its bound.",
-    )
+    what = "run every norm, forward and backward, on real input, and check its errors"
+    about = f"{what}. The exit status is 1 if a result is further off than its bound."
+    parser: argparse.ArgumentParser = commands.add_parser("demo", help=what, description=about)
     add = parser.add_argument
     rows = (
         "an array of floats whose last axis is a row or, for group norms, the channels of a "
-        "position; by default a text of this Python installation, each byte replaced by its row of "
-        "the text's 256x256 matrix of log bigram counts"
+        "position; by default the characters of a text of this Python installation"
     )
     devices = "where to run; by default on CUDA if there is a device, else on the CPU"
     plot = (

@@ -153,7 +153,6 @@ def warmup(
 def planned(
     ops: object, widths: object, dtypes: object, device: Device, rows: object, options: Options
 ) -> list[KernelBuild]:
-    """Return the builds that calls need, each once."""
     counts = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
     sizes = [_positive("widths", one) for one in _several("widths", widths)]
     options = _ABSENT | options
@@ -236,7 +235,6 @@ def _positive(argument: str, value: object) -> int:
 
 
 def _options_of(name: str) -> set[str]:
-    """Return the options that describe a function's calls."""
     family = _group_norm if name in _group_norm.__all__ else _row_norm
     options = set(signature(getattr(family, name)).parameters)
     if family is _group_norm:

@@ -13,7 +13,7 @@ from cunorm._arrays.registry import view_all
 from cunorm._core import validate
 from cunorm._core.calls import check_operand
 from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
-from cunorm._core.operands import Kind, names_of
+from cunorm._core.operands import Kind
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
 from cunorm._core.types import DTypeLike, Needs, SupportsDLPack
@@ -107,14 +107,11 @@ def workspace_size(
     arguments = locals()
     validate.choice(_FUNCTION, "op", op, _OPS)
     options = {name: arguments[name] for name in _DEFAULTS}
-    is_row_norm = op not in _group_norm.__all__
-    _check(
-        op, options, signature(getattr(_row_norm if is_row_norm else _group_norm, op)).parameters
-    )
-    names = ("x", *names_of(TABLE.forward_inputs, Kind.PARAMETER))
-    views = view_all(_FUNCTION, names, (x, weight, bias), (True, False, False))
+    family = _group_norm if op in _group_norm.__all__ else _row_norm
+    _check(op, options, signature(getattr(family, op)).parameters)
+    views = view_all(_FUNCTION, ("x", "weight", "bias"), (x, weight, bias), (True, False, False))
     specs = [view and view.spec for view in views]
-    if is_row_norm:
+    if family is _row_norm:
         return _of_rows(specs, options)
     return (_of_group_backward if "backward" in op else _of_group_forward)(specs, options)
 

@@ -2,8 +2,8 @@
 """The results of the operators: named tuples of arrays of the caller's framework.
 
 A field that does not apply to the call is None. `out=` takes these tuples, with arrays in the
-fields that are to be written in place. For type checkers, a field has x's type if every call
-without `needs` has the field.
+fields that are to be written in place; the defaults are for these. For type checkers, a field has
+x's type if every call without `needs` has the field.
 """
 
 import sys
@@ -15,9 +15,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 if not TYPE_CHECKING and sys.version_info < (3, 11):  # NamedTuple takes no second base there
     NamedTuple = SimpleNamespace(__mro_entries__=lambda bases: (typing._NamedTuple,))
-
-
-# Every result has the fields of type T_co. Their default is for `out=`; type checkers ignore it.
 
 
 class AddNorm(NamedTuple, Generic[T_co]):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`python -m cunorm demo`: every operator on real input, checked against the float64 oracle."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, pairwise
@@ -18,12 +17,9 @@ from cunorm._backends.cpu.processes import call_concurrently
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core.dtypes import DTYPES, numpy_dtype
 from cunorm._demo import operators
-from cunorm._demo.device import DemoError, Device, chosen_device
-from cunorm._demo.operators import Array, Operands, Operator, bytes_moved
-from cunorm._demo.plot import check, draw
+from cunorm._demo.operators import Array, Device, Operands, Operator, bytes_moved
+from cunorm._demo.plot import draw, saved_figure
 from cunorm.reference.tolerance import worst_error
-
-__all__ = ["DemoError", "run"]
 
 REPEATS = 10  # how often a call is timed
 _HEADER = f"{'operator':26} {'direction':9} {'shape':>10} {'dtype':8} {'time':>9} {'GB/s':>6} error"
@@ -37,20 +33,16 @@ error: the largest error against a float64 reference, as a fraction of the bound
 _NEXT = """
 next: python -m cunorm demo --input FILE.npy  the same on your own rows
       python -m cunorm demo --plot FILE.png   speed by size, beside NumPy and PyTorch
-      python -m cunorm info                   versions, devices, compilers and caches
       python -m pydoc cunorm.normalize        what the norms take and return"""
 
 Case = tuple[Operator, Operands]  # two rows of the table; the operands are in host memory
 Row = tuple[str, Callable[[], Any], int, float]  # its first columns, call, bytes and error
 
 
-def run(
-    path: Path | None, device_name: str | None, *, is_quick: bool = False, plot: Path | None = None
-) -> int:
+def run(path: Path | None, device_name: str | None, is_quick: bool, plot: Path | None) -> int:
     """Print the table, and draw a plot; return 1 if an error is above its bound, else 0."""
-    if plot is not None:
-        check(plot)
-    device = chosen_device(device_name)
+    figure = plot and saved_figure(plot)
+    device = operators.chosen_device(device_name)
     rows, source = operators.text() if path is None else operators.load(path)
     out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     out.is_interactive &= out.file.isatty()  # FORCE_COLOR is for colours alone
@@ -59,18 +51,26 @@ def run(
     out.print(f"\n{_HEADER}", style="bold")
     errors = [_timed(row, device, out) for row in _table(cases, device, out)]
     out.print(_LEGEND)
-    out.print(_summary(cases, errors, device.has_kernels))
+    wrong = sum(not error <= 1 for error in errors)
+    if wrong:
+        out.print(
+            f"{wrong} of {len(errors)} results are further off than their bounds", style="red"
+        )
+    elif device.has_kernels:
+        out.print(f"all {len(errors)} results are within their bounds", style="green")
+    else:
+        why = "as there is no C++ compiler;\ninstall g++ or clang++, or point CXX at one"
+        out.print(f"no kernel ran: NumPy computed the {len(errors)} results, {why}")
     if plot is not None:
-        draw(plot, device, out)
+        draw(figure, plot, device, out)
     out.print(_NEXT)
-    return 1 if any(not error <= 1 for error in errors) else 0
+    return 1 if wrong else 0
 
 
 def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
     """Yield the operators, with operands of each dtype that can hold the input."""
     for dtype, largest in operators.LARGEST.items():
-        chosen = operators.operators(rows.shape[-1], dtype, is_quick)
-        if chosen and not np.abs(rows).max() <= largest:
+        if not np.abs(rows).max() <= largest:
             out.print(f"{dtype} is left out: the input has values beyond {largest:g}")
             continue
         try:
@@ -79,21 +79,18 @@ def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
             out.print(f"{dtype} is left out: pip install ml_dtypes")
             continue
         operands = operators.row_operands(rows, storage)
-        yield from ((operator, operator.operands(operands)) for operator in chosen)
+        for operator in operators.operators(rows.shape[-1], dtype, is_quick):
+            yield operator, operator.operands(operands)
 
 
 def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
-    """Yield the rows of all operators; while the caller times one, nothing compiles.
-
-    The first operator compiles alone, so that its rows appear soon.
-    """
+    """Yield the rows of all operators; while the caller times a row, nothing compiles."""
     cpu_compile.is_announced.set()
-    yield from _rows(*cases[0], device)
+    yield from _rows(*cases[0], device)  # compiles alone, so that its rows appear soon
     for first, end in pairwise((*range(1, len(cases), 3 * available_cores()), len(cases))):
         calls: list[Callable[[], list[Row]]]
         calls = [partial(list, _rows(*case, device)) for case in cases[first:end]]
-        names = ", ".join(dict.fromkeys(operator.name for operator, _ in cases[first:end]))
-        with out.status(f"{first} of {len(cases)} norms; compiling {names}"):
+        with out.status(f"compiling norms {first + 1} to {end} of {len(cases)}"):
             rows = [future.result() for future in call_concurrently(calls)]
         yield from chain.from_iterable(rows)
 
@@ -113,24 +110,9 @@ def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:
 
 
 def _timed(row: Row, device: Device, out: Console) -> float:
-    """Time the call of a row and print the row; return its error."""
     text, call, moved, error = row
     seconds = min(device.seconds(call) for _ in range(REPEATS))
-    time = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
-    figures = f"{text} {time:>9} {moved / seconds / 1e9:6.1f} "
+    figures = f"{text} {1e6 * seconds:6.1f} us {moved / seconds / 1e9:6.1f} "
     verdict = (f"{error:.3f}", "green") if error <= 1 else (f"{error:.3f}  WRONG", "red")
     out.print(Text.assemble(figures, verdict))
     return error
-
-
-def _summary(cases: list[Case], errors: list[float], has_kernels: bool) -> Text:
-    """Return in words what was shown."""
-    if wrong := sum(not error <= 1 for error in errors):
-        return Text(f"{wrong} of {len(errors)} results are further off than their bounds", "red")
-    if not has_kernels:
-        why = "as there is no C++ compiler;\ninstall g++ or clang++, or point CXX at one"
-        return Text(f"no kernel ran: NumPy computed the {len(errors)} results, {why}")
-    counts = Counter(str(host["x"].dtype) for _, host in cases)
-    norms = ", ".join(f"{count} in {dtype}" for dtype, count in counts.items())
-    all_right = (f"all {len(errors)} results are within their bounds", "green")
-    return Text.assemble(all_right, f"; norms, forward and backward: {norms}")

@@ -1,41 +1,95 @@
 # SPDX-License-Identifier: MIT
-"""The operators of the demo: their input, their calls, and the bytes that the calls move."""
+"""The demo's device and input, and its operators: their calls, and the bytes that these move."""
 
+import ctypes
 import math
+import platform
 import pydoc
-from collections.abc import Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import cunorm
-from cunorm import reference
-from cunorm._demo.device import DemoError
+from cunorm import _info, reference
+from cunorm._backends.cpu.compiler import has_compiler, search
+from cunorm._backends.cpu.threads import thread_count
 from cunorm._row_norm.spec import MODELS
 from cunorm.reference.tolerance import Tolerance
 
 Array = NDArray[Any]
 Operands = Mapping[str, Any]
-DIRECTIONS = ("forward", "backward")
+CUDA_CALLS = 20  # timed together: after a single call the GPU would wait for the host
 INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
 # The largest input of each dtype with which no sum of x * dy * weight overflows.
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
 _LARGEST_GATE = 4.0
 _MEAN = "1e4"  # the mean that one operator's x has
-# The operators by dtype and `is_quick`; a pair that is not listed has all operators.
-_SHOWN = {
-    ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
-    ("bfloat16", True): ("rms_norm",),
-    ("float16", True): (),
-    ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
-    ("float16", False): ("rms_norm", "group_norm, silu"),
-}
+_FEW = ("rms_norm", "group_norm, silu")
+# The operators by dtype, if not all of them are shown.
+_SHOWN = {"bfloat16": (*_FEW, "add_rms_norm", "rms_norm, Llama"), "float16": _FEW}
+
+
+class DemoError(Exception):
+    """The demo cannot run with these options; the text says why."""
+
+
+class Device(NamedTuple):
+    title: str
+    library: Any  # NumPy or CuPy
+    has_kernels: bool = True  # else NumPy computes all results
+    wait: Callable[[], object] = lambda: None  # returns when the device is idle
+    calls: int = 1  # timed together
+
+    def placed(self, operands: Operands) -> dict[str, Any]:
+        return {name: self.library.asarray(array) for name, array in operands.items()}
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(self.calls):
+            call()
+        self.wait()
+        return (time.perf_counter() - start) / self.calls
+
+
+def chosen_device(name: str | None) -> Device:
+    """Return the device of a name; by default the current CUDA device if there is one."""
+    count, reason = (0, "") if name == "cpu" else _info.cuda_devices()
+    if count:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        title = f"cuda, {_info.cuda_name(runtime.getDevice())}"
+        return Device(title, cupy, wait=runtime.deviceSynchronize, calls=CUDA_CALLS)
+    if name == "cuda":
+        raise DemoError(f"--device cuda: {reason}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the title says the same
+            has_kernels, cxx_problem = has_compiler(), search().cxx_problem
+    except ValueError as error:  # CXX is no command
+        raise DemoError(str(error)) from error
+    threads = f"{thread_count()} thread{'s' if thread_count() > 1 else ''}"
+    runs = threads if has_kernels else "NumPy's loops as there is no C++ compiler"
+    remark = f" ({cxx_problem})" if cxx_problem else ""
+    return Device(f"cpu, {_info.cpu_name()}, {runs}{remark}", np, has_kernels)
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc reuse freed memory, so that calls cause no page faults; return whether it does."""
+    trim_threshold, mmap_max = (-1, 2**31 - 1), (-4, 0)  # parameters of mallopt and their values
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    return all(ctypes.CDLL(None).mallopt(*option) for option in (trim_threshold, mmap_max))
 
 
 def load(path: Path) -> tuple[Array, str]:
@@ -50,23 +104,19 @@ def load(path: Path) -> tuple[Array, str]:
         hint = "; if it is bfloat16, save it as float32" if array.dtype.str[1:] == "V2" else ""
         raise DemoError(f"{what}, expected floats in rows along the last axis{hint}")
     rows = array.reshape(-1, array.shape[-1])[: max(1, _MAX_ELEMENTS // array.shape[-1])]
-    largest, most = float(np.abs(rows).max()), LARGEST["float32"]
-    if not largest <= most:
-        what += f" with a largest magnitude of {largest}"
-        raise DemoError(f"{what}, expected finite values of at most {most:g}")
+    largest = float(np.abs(rows).max())
+    if not largest <= LARGEST["float32"]:
+        expected = f"expected finite values of at most {LARGEST['float32']:g}"
+        raise DemoError(f"{what} with a largest magnitude of {largest}, {expected}")
     rows = np.ascontiguousarray(rows, np.float32 if rows.dtype.itemsize < 8 else np.float64)
     return rows, f"{path}, {rows.shape[0]} rows of {rows.shape[1]}"
 
 
 def text(count: int = 2048) -> tuple[Array, str]:
-    """Return the rows of the first bytes of a text that comes with Python."""
+    """Return rows of characters of a text that comes with Python; the text is repeated."""
     path = Path(pydoc.__file__)
-    codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.intp)
-    pairs = 256 * codes[:-1] + codes[1:]
-    bigrams = np.log1p(np.bincount(pairs, minlength=256 * 256)).reshape(256, 256)
-    source = f"Python's {path.name}, its first {count} bytes, each as a row of 256 numbers:\n"
-    source += "        how often each byte follows it in the file, as log(1 + count)"
-    return bigrams[codes[:count]].astype(np.float32), source
+    codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.float32)
+    return np.resize(codes, (count, 256)), f"Python's {path.name}, {count} rows of 256 characters"
 
 
 def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
@@ -119,7 +169,6 @@ class Operator:
         return partial(getattr(module, name), **arguments)
 
     def backward(self, module: ModuleType, operands: Operands, saved: Any) -> partial[Any]:
-        """Return the backward with its arguments, given the result of a forward."""
         arguments = {**operands, **self.options, "rstd": saved.rstd}
         if arguments.pop("residual", None) is not None:
             arguments["x"] = saved.residual
@@ -128,7 +177,6 @@ class Operator:
         return partial(getattr(module, f"{self.base}_backward"), **arguments)
 
     def calls(self, operands: Operands, saved: Any) -> dict[str, partial[Any]]:
-        """Return the calls of the function itself and of its backward."""
         forward = self.forward(cunorm, operands, self.name)
         return {"forward": forward, "backward": self.backward(cunorm, operands, saved)}
 
@@ -166,5 +214,5 @@ def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> lis
         "instance_norm": {"num_groups": width, "channel_axis": -1},
         f"group_norm, mean {_MEAN}": silu,
     }
-    labels = _SHOWN.get((dtype, is_quick), forms.keys())
+    labels = _FEW if is_quick else _SHOWN.get(dtype, forms.keys())
     return [Operator(*form) for form in forms.items() if form[0] in labels]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""`--plot`: speed over size, of cunorm, of plain formulas and of PyTorch's own functions."""
+"""`--plot`: speed over size, of cunorm, of plain formulas (forward) and of PyTorch."""
 
 import statistics
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,40 +11,38 @@ import numpy as np
 from rich.console import Console
 
 import cunorm
-from cunorm._demo.device import DemoError, Device, keep_freed_memory
-from cunorm._demo.operators import DIRECTIONS, INPUTS, Operands, Operator, bytes_moved, operators
+from cunorm._demo import operators as demo
+from cunorm._demo.operators import DemoError, Device, Operands, Operator
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
 _PRINTED = len(SIZES) // 2  # the index of the size whose speeds are printed
 _WIDTH = 1024
-_LEAST, _SECONDS = 5, 0.15  # at least so many rounds of calls, and so many seconds, at a point
+_ROUNDS = 15  # of calls, at a point
 
 
-def check(path: Path) -> None:
-    """Draw an empty plot, so that an error comes before the work."""
+def saved_figure(path: Path) -> Any:
+    """Return an empty figure that was saved, so that an error comes before the work."""
     try:
         from matplotlib.figure import Figure
 
-        Figure().savefig(path)
+        figure = Figure(figsize=(12, 7), layout="constrained")
+        figure.savefig(path, dpi=120)
+        return figure
     except ImportError:
         raise DemoError("--plot needs matplotlib: pip install matplotlib") from None
     except (OSError, ValueError) as error:
         raise DemoError(f"--plot {path}: {error}") from None
 
 
-def draw(path: Path, device: Device, out: Console) -> None:
-    """Time some norms, print some speeds, and draw the plot."""
-    from matplotlib.figure import Figure
-
-    note = "calls allocate their results"
-    note += ", and freed memory is kept" if device.library is np and keep_freed_memory() else ""
+def draw(figure: Any, path: Path, device: Device, out: Console) -> None:
+    is_kept = device.library is np and demo.keep_freed_memory()
+    note = "calls allocate their results" + ", and freed memory is kept" * is_kept
     what = f"rows of {_WIDTH} float32, calls in turn, medians"
     out.print(f"\nspeed by the size of x, {what}; GB/s at {SIZES[_PRINTED] >> 20} MiB;\n{note}:")
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(len(DIRECTIONS), len(NORMS), sharex=True).T.flat
-    for operator in (one for one in operators(_WIDTH) if one.label in NORMS):
-        for direction, panel in zip(DIRECTIONS, panels, strict=False):
+    panels = figure.subplots(2, len(NORMS), sharex=True).T.flat
+    for operator in (one for one in demo.operators(_WIDTH) if one.label in NORMS):
+        for direction, panel in zip(("forward", "backward"), panels, strict=False):
             speeds = _speeds(operator, direction, device)
             figures = ", ".join(f"{who} {one[_PRINTED]:.1f}" for who, one in speeds.items())
             out.print(f"{operator.label:26} {direction:9} {figures}")
@@ -61,17 +58,16 @@ def draw(path: Path, device: Device, out: Console) -> None:
 
 
 def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, list[float]]:
-    """Return the speeds of each library over SIZES, in GB/s.
-
-    They follow from median times. Calls are made in turn, each after an untimed call.
-    """
+    """Return the speeds of each library over SIZES, in GB/s; each call follows an untimed call."""
     speeds: dict[str, list[float]] = {}
     for size in SIZES:
-        operands = device.placed(operands_of(operator, size // (4 * _WIDTH)))
+        shape = size // (4 * _WIDTH), _WIDTH
+        rows = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        operands = device.placed(operator.operands(demo.row_operands(rows, np.float32)))
         made = calls(operator, direction, operands, device)
         times: dict[str, list[float]] = {who: [] for who in made}
-        moved, end = bytes_moved(made["cunorm"], made["cunorm"]()), time.perf_counter() + _SECONDS
-        while len(times["cunorm"]) < _LEAST or time.perf_counter() < end:
+        moved = demo.bytes_moved(made["cunorm"], made["cunorm"]())
+        for _ in range(_ROUNDS):
             for who, call in made.items():
                 call()
                 times[who].append(device.seconds(call))
@@ -80,55 +76,31 @@ def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, lis
     return speeds
 
 
-def operands_of(operator: Operator, rows: int) -> dict[str, Any]:
-    """Return random operands of an operator."""
-    x = np.random.default_rng(0).standard_normal((rows, _WIDTH), dtype=np.float32)
-    like_x = {name: x.copy() for name in ("residual", "dy", "d_residual")}
-    return operator.operands({"x": x, **like_x, **dict.fromkeys(("weight", "bias"), 1 + x[0] / 8)})
-
-
 def calls(operator: Operator, direction: str, operands: Operands, device: Device) -> dict[str, Any]:
     """Return the calls of cunorm, of a plain formula and, if installed, of PyTorch."""
     saved, on_cpu = operator.forward(cunorm, operands)(), device.library is np
-    found = {"cunorm": operator.calls(operands, saved)}
-    found["NumPy" if on_cpu else "CuPy"] = _plain_calls(operator, operands, saved)
+    found = {"cunorm": operator.calls(operands, saved)[direction]}
+    if direction == "forward":
+        found["NumPy" if on_cpu else "CuPy"] = partial(_plain_forward, operands, operator.eps)
     with suppress(ImportError):
         import torch  # after a call of cunorm, so that OpenMP threads of both wait for a short time
 
         if on_cpu or torch.cuda.is_available():
-            found["PyTorch"] = _torch_calls(torch, operator, operands)
-    return {who: of_who[direction] for who, of_who in found.items()}
+            found["PyTorch"] = _torch_calls(torch, operator, operands)[direction]
+    return found
 
 
-def _plain_calls(operator: Operator, a: Operands, saved: Any) -> dict[str, Any]:
-    """Return a norm and its gradients as users write them in NumPy or CuPy."""
-    is_centred, is_added = "bias" in a, "residual" in a
-
-    def mean_of(x: Any) -> Any:
-        return x.mean(axis=-1, keepdims=True)
-
-    def forward() -> list[Any]:
-        x = stream = a["x"] + a["residual"] if is_added else a["x"]
-        x = x - mean_of(x) if is_centred else x
-        y = x / (mean_of(x * x) + operator.eps) ** 0.5 * a["weight"]
-        return [y + a["bias"] if is_centred else y, *[stream] * is_added]
-
-    def backward() -> list[Any]:
-        x, dy, rstd = saved.residual if is_added else a["x"], a["dy"], saved.rstd[:, None]
-        n, g = (x - saved.mean[:, None] if is_centred else x) * rstd, dy * a["weight"]
-        dx = g - n * mean_of(g * n)
-        dx = (dx - mean_of(g) if is_centred else dx) * rstd
-        dx = dx + a["d_residual"] if is_added else dx
-        sums = [(dy * n).sum(axis=0), dy.sum(axis=0)]
-        return [dx, *[dx] * is_added, *sums[: 1 + is_centred]]
-
-    return {"forward": forward, "backward": backward}
+def _plain_forward(a: Operands, eps: float) -> list[Any]:
+    """Compute a norm as users write it in NumPy or CuPy."""
+    x = stream = a["x"] + a["residual"] if "residual" in a else a["x"]
+    x = x - x.mean(axis=-1, keepdims=True) if "bias" in a else x
+    y = x / ((x * x).mean(axis=-1, keepdims=True) + eps) ** 0.5 * a["weight"]
+    return [y + a["bias"] if "bias" in a else y, *[stream] * ("residual" in a)]
 
 
 def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> dict[str, Any]:
-    """Return calls of torch.nn.functional and of autograd."""
     tensors = {name: torch.as_tensor(array) for name, array in operands.items()}
-    leaves = {name: tensors[name].clone().requires_grad_() for name in INPUTS if name in tensors}
+    leaves = {n: t.clone().requires_grad_() for n, t in tensors.items() if n in demo.INPUTS}
     norm = partial(getattr(torch.nn.functional, operator.base), eps=operator.eps)
 
     def forward(given: Operands = tensors) -> list[Any]:

@@ -103,9 +103,7 @@ def group_norm(
     >>> cunorm.group_norm(image, 1, activation="relu", channel_axis=1)[0, 1, :, 3].round(2)
     array([0.51, 1.08, 1.66], dtype=float32)
     """
-    scalars = forward_scalars(
-        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = forward_scalars("group_norm", num_groups, activation, channel_axis, eps, dtype)
     arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
     return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
@@ -147,9 +145,7 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    scalars = forward_scalars(
-        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = forward_scalars("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
     arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
     return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
@@ -197,7 +193,7 @@ def group_norm_forward(
     """
     validate.out_type("group_norm_forward", out, GroupNormForward)
     scalars = forward_scalars(
-        "group_norm_forward", num_groups, activation, channel_axis, eps=eps, dtype=dtype, saves=True
+        "group_norm_forward", num_groups, activation, channel_axis, eps, dtype, saves=True
     )
     arrays = forward_arrays(x, weight=weight, bias=bias, out=out, workspace=workspace)
     return GroupNormForward(*dispatch(GROUP_FORWARD, scalars, arrays))

@@ -85,7 +85,6 @@ def forward_scalars(
     num_groups: object,
     activation: object,
     channel_axis: int,
-    *,
     eps: float = 0.0,
     dtype: object = None,
     saves: bool = False,

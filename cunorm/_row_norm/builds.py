@@ -11,11 +11,7 @@ from cunorm._core.tensor import Device, optional_contiguous, optional_dtype
 from cunorm._dispatch.loading import launches_of
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
-from cunorm._row_norm.spec import (
-    RowOptions,
-    backward_scalars,
-    forward_scalars,
-)
+from cunorm._row_norm.spec import RowOptions, backward_scalars, forward_scalars
 
 FUNCTION = "warmup"  # the name of the function in errors
 _MANY = 1 << 31
@@ -38,13 +34,9 @@ def row_builds(
 
 def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
     """Plan a forward that saves its statistics, for an x of shape (rows, width)."""
-    scalars = forward_scalars(
-        *(FUNCTION, _options(options)),
-        center="layer_norm" in name or options["center"],
-        dtype=options["dtype"],
-        residual_dtype=options["residual_dtype"],
-        saves=True,
-    )
+    dtypes = options["dtype"], options["residual_dtype"]
+    center = "layer_norm" in name or options["center"]
+    scalars = forward_scalars(FUNCTION, _options(options), 0.0, *dtypes, center=center, saves=True)
     shapes = {Kind.LIKE_X: shape, Kind.PARAMETER: shape[1:]}
     inputs = [
         optional_contiguous(shapes[slot.kind], options[slot.argument], device)

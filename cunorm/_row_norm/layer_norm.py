@@ -61,7 +61,7 @@ def layer_norm(
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -112,13 +112,7 @@ def add_layer_norm(
     validate.out_type("add_layer_norm", out, AddNorm)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars(
-        "add_layer_norm",
-        options,
-        center=True,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        streams=True,
+        "add_layer_norm", options, eps, dtype, residual_dtype, center=True, streams=True
     )
     arrays = forward_arrays(
         x, weight=weight, bias=bias, gate=gate, residual=residual, out=out and NormForward(*out)
@@ -173,13 +167,7 @@ def layer_norm_forward(
     validate.out_type("layer_norm_forward", out, NormForward)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars(
-        "layer_norm_forward",
-        options,
-        center=True,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        saves=True,
+        "layer_norm_forward", options, eps, dtype, residual_dtype, center=True, saves=True
     )
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, residual=residual, out=out)
     return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))

@@ -132,9 +132,7 @@ def normalize(
            [-1.2,  2.4]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars(
-        "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
-    )
+    scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -210,15 +208,9 @@ def add_normalize(
     """
     validate.out_type("add_normalize", out, AddNorm)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    key = typed_key(c)
     scalars = forward_scalars(
-        "add_normalize",
-        options,
-        center=center,
-        c=typed_key(c),
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        streams=True,
+        "add_normalize", options, eps, dtype, residual_dtype, center=center, c=key, streams=True
     )
     arrays = forward_arrays(
         x, weight=weight, bias=bias, gate=gate, residual=residual, out=out and NormForward(*out)
@@ -286,15 +278,9 @@ def normalize_forward(
     """
     validate.out_type("normalize_forward", out, NormForward)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    key = typed_key(c)
     scalars = forward_scalars(
-        "normalize_forward",
-        options,
-        center=center,
-        c=typed_key(c),
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        saves=True,
+        "normalize_forward", options, eps, dtype, residual_dtype, center=center, c=key, saves=True
     )
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, residual=residual, out=out)
     return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))

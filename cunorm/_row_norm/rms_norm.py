@@ -79,7 +79,7 @@ def rms_norm(
     (array([ 1., 10.], dtype=float32), array([5., 5.], dtype=float32))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    scalars = forward_scalars("rms_norm", options, eps, dtype)
     arrays = forward_arrays(x, weight=weight, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -128,9 +128,7 @@ def add_rms_norm(
     """
     validate.out_type("add_rms_norm", out, AddNorm)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars(
-        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
-    )
+    scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     arrays = forward_arrays(
         x, weight=weight, gate=gate, residual=residual, out=out and NormForward(*out)
     )
@@ -181,9 +179,7 @@ def rms_norm_forward(
     """
     validate.out_type("rms_norm_forward", out, NormForward)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars(
-        "rms_norm_forward", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, saves=True
-    )
+    scalars = forward_scalars("rms_norm_forward", options, eps, dtype, residual_dtype, saves=True)
     arrays = forward_arrays(x, weight=weight, gate=gate, residual=residual, out=out)
     return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))
 

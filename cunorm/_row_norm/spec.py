@@ -173,21 +173,20 @@ _UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # for both directions of l
 def forward_scalars(
     function: str,
     options: Options,
-    *,
-    center: bool = False,
-    c: object = None,
     eps: float = 0.0,
     dtype: object = None,
     residual_dtype: object = None,
+    *,
+    center: bool = False,
+    c: object = None,
     saves: bool = False,
-    streams: bool | None = False,
-    eps_of_sum: bool = False,
+    streams: bool = False,
 ) -> Scalars:
     """Return a forward's scalars as the caller gives them, except c, which is a `typed_key`."""
     # One display of names, on few lines: "(function, *options, ...)" takes half as long again.
     axis, groups, offset, rounded, gate, position = options
     return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
-            residual_dtype, saves, streams, eps_of_sum)  # fmt: skip
+            residual_dtype, saves, streams, False)  # fmt: skip
 
 
 def backward_scalars(

@@ -6,7 +6,7 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
 
 - They take the arguments of their namesakes except `out` and `workspace`. Arrays are JAX's, traced
   or not, NumPy's, or objects with ``__jax_array__``; all other arguments are static. Results are
-  JAX arrays. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
+  JAX arrays.
 - For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
   and, if they centre rows, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. A gradient is rounded once, to the dtype of its operand.

@@ -42,7 +42,6 @@ class Call(NamedTuple):
     @property
     @memoize()
     def plan(self) -> Plan:
-        """Return the plan; for wrong input, raise the error of the plain function."""
         op = self.op
         return op.plan(self.spec, (*self.inputs, *op.no_outputs))
 

@@ -36,7 +36,6 @@ def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Arra
 
 
 def run_new_outputs(call: Call, arrays: OptionalArrays) -> Arrays:
-    """Return the outputs that a call allocates."""
     check_x64(call)
     if not call.plan.outputs:
         return ()
@@ -84,17 +83,14 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
 
 
 def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
-    """Return the outputs of a batch; the batch axis is the first, also in the batched arrays.
-
-    One call takes the rows or samples of all examples. If examples have their own parameters, or if
-    each example wants gradients that are sums over its rows, each example is a call.
-    """
+    """Return the outputs of a batch; the batch axis is the first, also in the batched arrays."""
     op, spec, outputs = call.op, call.spec, call.plan.outputs
     names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
     differing = {name for name, is_batched in zip(names, batched, strict=True) if is_batched}
     wanted = {op.outputs[slot - op.first_output] for slot, _ in outputs}
     parameters = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
     if differing & parameters or wanted & {f"d{name}" for name in op.summed}:
+        # Each example is a call, because it has its own parameters or its own sums over its rows.
         own = {slot: arrays[slot] for slot, is_batched in enumerate(batched) if is_batched}
         return jax.lax.map(
             lambda own: _kernel(call)(*(dict(enumerate(arrays)) | own).values()), own
@@ -163,7 +159,6 @@ def _vary(array: Array, axes: frozenset[object]) -> Array:
 
 
 def _varying(array: Array) -> frozenset[object]:
-    """Return the axes of a `shard_map`'s mesh over which an array varies."""
     return jax.typeof(array).manual_axis_type.varying
 
 
@@ -185,8 +180,7 @@ _handlers: list[object] = []  # XLA calls them for as long as the process lives
 @cache
 def refusal() -> str | None:
     """Return why this JAX cannot call the kernels, or None if it can."""
-    version = xla.library_version(jax.ffi.include_dir())
-    return None if xla.is_known(version) else xla.refusal(version)
+    return xla.refusal(xla.library_version(jax.ffi.include_dir()))
 
 
 @cache

@@ -47,7 +47,7 @@ def rms_norm(
     array([0.2, 1.4], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    scalars = forward_scalars("rms_norm", options, eps, dtype)
     return _ROW(scalars, forward_inputs(x, weight=weight, gate=gate))[0]
 
 
@@ -74,7 +74,7 @@ def layer_norm(
     array([[-1., 10.]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
     return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
@@ -122,9 +122,7 @@ def normalize(
            [-0.6,  0.8]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars(
-        "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
-    )
+    scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
     return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
@@ -156,9 +154,7 @@ def add_rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
-    scalars = forward_scalars(
-        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
-    )
+    scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     return AddNorm(*_ROW(scalars, inputs))
 
 
@@ -189,13 +185,7 @@ def add_layer_norm(
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
-        "add_layer_norm",
-        options,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        center=True,
-        streams=True,
+        "add_layer_norm", options, eps, dtype, residual_dtype, center=True, streams=True
     )
     return AddNorm(*_ROW(scalars, inputs))
 
@@ -229,15 +219,9 @@ def add_normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    key = typed_key(c)
     scalars = forward_scalars(
-        "add_normalize",
-        options,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        center=center,
-        c=typed_key(c),
-        streams=True,
+        "add_normalize", options, eps, dtype, residual_dtype, center=center, c=key, streams=True
     )
     return AddNorm(*_ROW(scalars, inputs))
 
@@ -263,9 +247,7 @@ def group_norm(
     array([[[0.  , 0.  , 0.  , 0.  ],
             [0.73, 1.21, 0.73, 1.21]]], dtype=float32)
     """
-    scalars = group_scalars(
-        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = group_scalars("group_norm", num_groups, activation, channel_axis, eps, dtype)
     return _GROUP(scalars, group_inputs(x, weight=weight, bias=bias))[0]
 
 
@@ -286,7 +268,5 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    scalars = group_scalars(
-        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = group_scalars("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
     return _GROUP(scalars, group_inputs(x, weight=weight, bias=bias))[0]

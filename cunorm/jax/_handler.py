@@ -92,12 +92,8 @@ class _Executable:
 
 def _on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:
     entry = cache_entry(text, device, alignments)
-    if entry.executable is None:
-        entry.executable = _load_on_cuda(text, device, alignments)
-    return entry.executable
-
-
-def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:
+    if entry.executable is not None:
+        return entry.executable
     call = Call.parse(text, device)
     plan = call.plan
     lowered = plan.lower(caps_for(plan, device), alignments)
@@ -109,4 +105,5 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
             f"{lowered.workspace} on this GPU"
         )
     run = cuda.Launcher.load(lowered.calls(), device)
-    return _Executable(call, run, has_workspace=size > 0)
+    entry.executable = _Executable(call, run, has_workspace=size > 0)
+    return entry.executable

@@ -37,15 +37,12 @@ _ARRAYS = (Array, np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """The operators of a norm."""
-
     forward: OpDef[Any]
     backward: OpDef[Any]
     # Takes the forward's OpSpec, x's dtype, and the names of operands whose gradients are wanted.
     backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
-        """Call the forward; `scalars` are as the caller gives them."""
         op, is_traced = self.forward, False
         for slot, array in enumerate(arrays):
             if array is None and not op.required[slot]:

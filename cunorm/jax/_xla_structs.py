@@ -64,12 +64,9 @@ def library_version(include: str) -> tuple[int, int]:
     return int(found.get("MAJOR", -1)), int(found.get("MINOR", -1))
 
 
-def is_known(version: tuple[int, int]) -> bool:
-    return version[0] == KNOWN[0] and version[1] >= KNOWN[1]
-
-
-def refusal(version: tuple[int, int]) -> str:
-    """Return the text of the error for an unknown version."""
+def refusal(version: tuple[int, int]) -> str | None:
+    if version[0] == KNOWN[0] and version[1] >= KNOWN[1]:
+        return None
     return (
         f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
         f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
@@ -117,11 +114,10 @@ def answer_metadata_query(extension: int) -> bool:
 
 
 def check(frame: Frame) -> None:
-    """Refuse a frame of another version."""
     version = _Api.from_address(_words[frame + _API]).version
-    got = (version.major, version.minor)
-    if not is_known(got) or _words[frame] < ctypes.sizeof(_Frame):
-        raise RuntimeError(refusal(got))
+    reason = refusal((version.major, version.minor))
+    if reason is not None:
+        raise RuntimeError(reason)
 
 
 def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
@@ -137,12 +133,10 @@ def attribute(frame: Frame) -> bytes:
     """Return the only attribute, which is the text of a call."""
     span = _words[_words[frame + _ATTRIBUTE_VALUES] // WORD] // WORD
     start, length = _words[span : span + 2]
-    text: bytes = _chars[start : start + length]  # type: ignore[assignment]  # so c_char slices
-    return text
+    return _chars[start : start + length]  # type: ignore[return-value]  # so c_char slices
 
 
 def stream_of(frame: Frame) -> int:
-    """Return the CUDA stream on which the call has to run."""
     arguments = _StreamGet(ctypes.sizeof(_StreamGet), None, _words[frame + _CONTEXT], None)
     if _call_api(frame, "stream_get", arguments):
         raise RuntimeError("XLA gives no stream")
@@ -159,5 +153,4 @@ def error(frame: Frame, message: str) -> int | None:
 
 def _call_api(frame: Frame, function: str, arguments: Any) -> int | None:
     api = _Api.from_address(_words[frame + _API])
-    result: int | None = Function(getattr(api, function))(ctypes.addressof(arguments))
-    return result
+    return Function(getattr(api, function))(ctypes.addressof(arguments))

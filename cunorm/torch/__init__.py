@@ -4,7 +4,7 @@
 A function takes the arguments of its namesake in `cunorm`, except `out` and `workspace`, and
 tensors on the CPU, on CUDA or on meta. It has the formula, the roundings and the errors of its
 namesake; an operand that is no tensor is a TypeError. y is contiguous; the y of a group norm has
-x's memory layout. Functions without an example are called as `rms_norm` and `add_rms_norm` are.
+x's memory layout.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
 backward they keep x (or the new stream, if there is a residual), gate, weight, bias, rstd and, if

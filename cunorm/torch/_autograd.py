@@ -129,8 +129,6 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.Sym
 
 
 class _Norm(torch.autograd.Function):
-    """The autograd.Function of a norm and its gradients, for any pair."""
-
     @staticmethod
     def forward(
         ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Operand
@@ -148,7 +146,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
-        """Return a gradient for each argument of `forward`, or None if no gradient is needed."""
         pair = ctx.pair
         run = None if _is_grad_enabled() else partial(_run_backward, pair)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
@@ -170,8 +167,7 @@ def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
         or (second is not None and is_legacy_batch(second))
     ):
         try:
-            no_outputs = (*pair.backward.no_outputs, None)  # None is the workspace
-            return dispatch_spec(pair.backward, spec, (*arrays, *no_outputs))
+            return dispatch_spec(pair.backward, spec, (*arrays, *pair.backward.no_outputs, None))
         except (TypeError, ValueError):
             if not any(map(needs_operator, arrays)):
                 raise

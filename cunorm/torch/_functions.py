@@ -42,7 +42,7 @@ def rms_norm(
     tensor([[ 0.1960, -0.0280]])
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    scalars = forward_scalars("rms_norm", options, eps, dtype)
     return call(ROW, scalars, forward_inputs(x, weight=weight, gate=gate))[0]
 
 
@@ -75,9 +75,7 @@ def add_rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
-    scalars = forward_scalars(
-        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
-    )
+    scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     return _add_norm(scalars, inputs)
 
 
@@ -127,7 +125,7 @@ def layer_norm(
     (tensor([[-1.0000,  1.0000]]), tensor([1., 1.]))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
     return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
@@ -160,13 +158,7 @@ def add_layer_norm(
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars(
-        "add_layer_norm",
-        options,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        center=True,
-        streams=True,
+        "add_layer_norm", options, eps, dtype, residual_dtype, center=True, streams=True
     )
     return _add_norm(scalars, inputs)
 
@@ -199,7 +191,7 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars(
-        "normalize", options, center=center, c=typed_key(specialized(c)), eps=eps, dtype=dtype
+        "normalize", options, eps, dtype, center=center, c=typed_key(specialized(c))
     )
     return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
@@ -234,15 +226,9 @@ def add_normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    key = typed_key(specialized(c))
     scalars = forward_scalars(
-        "add_normalize",
-        options,
-        eps=eps,
-        dtype=dtype,
-        residual_dtype=residual_dtype,
-        center=center,
-        c=typed_key(specialized(c)),
-        streams=True,
+        "add_normalize", options, eps, dtype, residual_dtype, center=center, c=key, streams=True
     )
     return _add_norm(scalars, inputs)
 
@@ -274,9 +260,7 @@ def group_norm(
     >>> weight.grad
     tensor([0.7276, 1.2127, 0.7276, 1.2127])
     """
-    scalars = group_scalars(
-        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = group_scalars("group_norm", num_groups, activation, channel_axis, eps, dtype)
     return call(GROUP, scalars, group_inputs(x, weight=weight, bias=bias))[0]
 
 
@@ -300,7 +284,5 @@ def instance_norm(
     tensor([[[-1.0000,  1.0000],
              [-1.0000,  1.0000]]])
     """
-    scalars = group_scalars(
-        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
-    )
+    scalars = group_scalars("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
     return call(GROUP, scalars, group_inputs(x, weight=weight, bias=bias))[0]

@@ -73,10 +73,7 @@ class Operator:
         return torch.empty_like(x, memory_format=layout, **options)
 
     def _fake_outputs(self, spec: Any, arrays: Tensors) -> Tensors:
-        """Return outputs without memory; operands on meta are checked as on any other device.
-
-        The plan's rules give the dtypes of outputs; x and the operands give their shapes.
-        """
+        """Return outputs without memory; operands on meta are checked as on any other device."""
         op = self.op
         named = zip(op.input_slots, arrays, strict=True)
         operands: dict[str, Any] = {slot.name: array for slot, array in named}
@@ -97,8 +94,7 @@ class Operator:
                 return self._empty_like(x, dtype=dtype)
             is_gradient = slot.kind is Kind.PARAMETER
             shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
-            made: Tensor = x.new_empty(shape, dtype=dtype)
-            return made
+            return x.new_empty(shape, dtype=dtype)
 
         return [fake(slot) for slot in op.result_slots]
 
@@ -190,7 +186,6 @@ class Operators:
         self.transformed = _transformable(self.forward, self._save, gradients)
 
     def run_backward(self, operator: Run, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
-        """Return the outputs of a backward's operator."""
         outputs = present(operator(*arrays, _to_text(spec)))
         if self.pair.is_rows and outputs[-1] is None:
             outputs[-1] = outputs[0]  # dx is also dresidual
@@ -250,5 +245,4 @@ OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 @assume_constant
 def forward_text(name: str, *params: object) -> str:
     """Return, as text, the spec of the forward of the pair `name`; the forward saves statistics."""
-    text: str = _to_text(saving(parse(OPERATORS[name].pair.forward, params)))
-    return text
+    return _to_text(saving(parse(OPERATORS[name].pair.forward, params)))

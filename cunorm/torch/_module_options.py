@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The options of modules: their checks, and their use in a module's call of its function."""
+"""The options of modules: their checks when a module is made, and their use in its calls."""
 
 from typing import Any
 
@@ -14,8 +14,6 @@ from cunorm._dispatch import parse
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowOptions, forward_scalars
 from cunorm.torch._tensors import is_dense
-
-# --- checks of a new module, whose errors name its class ------------------------------------------
 
 
 def row_shape(module: Module, shape: Any) -> tuple[int, ...]:
@@ -69,7 +67,7 @@ def check_rms_norm(module: Any) -> None:
     given = {name: getattr(module, name) for name in module._cunorm_options}
     dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
     options, eps = RowOptions(-1, groups, **given), 0.0 if module.eps is None else module.eps
-    parse(ROW_FORWARD, forward_scalars(kind, options, eps=eps, residual_dtype=dtype))
+    parse(ROW_FORWARD, forward_scalars(kind, options, eps, None, dtype))
     if module.weight_offset and not module.elementwise_affine:
         raise ValueError(
             f"{kind}: weight_offset is {module.weight_offset}, expected 0.0 as "
@@ -88,8 +86,6 @@ def changed_options(module: Any) -> str:
     kind, options = type(module), {n: getattr(module, n) for n in module._cunorm_options}
     return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
 
-
-# --- a call ---------------------------------------------------------------------------------------
 
 ROW_SIZES = "its last axes to be normalized_shape, {}"
 

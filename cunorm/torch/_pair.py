@@ -133,10 +133,7 @@ def recorded_gradients(
     dy: Tensor,
     dresidual_out: Operand,
 ) -> dict[str, Operand]:
-    """Return the gradients of a forward's inputs by name; autograd may record the operations.
-
-    `operands` are those of the formula; their x is the array that was normalised.
-    """
+    """Return the gradients of a forward's inputs by name; x is the array that was normalised."""
     x = operands["x"]
     assert x is not None
     x_compute = x.to(torch.float64 if torch.float64 in (x_dtype, x.dtype) else torch.float32)

@@ -16,10 +16,7 @@ Shapeless = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
 def refusal(*tensors: object) -> str | None:
-    """Return why neither cunorm's kernels nor its operators can take the tensors, or None.
-
-    The tensors may be None, meta or fake. Their shapes, dtypes and devices need not fit together.
-    """
+    """Return why neither cunorm's kernels nor its operators take one of the tensors, or None."""
     for tensor in tensors:
         reason = None if tensor is None else what_refuses(tensor)
         if reason is not None:
@@ -58,8 +55,7 @@ def has_plain_memory(kind: type[Tensor]) -> bool:
 def needs_operator(tensor: object) -> bool:
     """Return whether kernels refuse an operand that torch's dispatcher may replace by another.
 
-    Such an operand has no memory, or more than memory: meta tensors, wrappers, lazy negations,
-    zeros of autograd. This is asked only in calls that the kernels refuse.
+    Such operands are meta tensors, wrappers, lazy negations and zeros of autograd.
     """
     return isinstance(tensor, torch.Tensor) and (
         type(tensor) not in PLAIN_TYPES

@@ -41,7 +41,7 @@ from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall
 from cunorm._core.tensor import ArrayView, Device, optional_contiguous
 from cunorm._core.validate import ACTIVATIONS
-from cunorm._demo import device as _demo_device
+from cunorm._demo import operators as _demo_operators
 from cunorm._demo import plot as _demo_plot
 from cunorm._demo.operators import operators, row_operands
 from cunorm._dispatch import loading as _loading
@@ -105,7 +105,7 @@ __all__ = [
     "_cuda",
     "_cuda_plan",
     "_demo",
-    "_demo_device",
+    "_demo_operators",
     "_demo_plot",
     "_dispatch",
     "_driver",
@@ -167,7 +167,7 @@ def contiguous_plan(op, rng):
         groups = rng.choice([one for one in (2, 4, 8) if width % one == 0] or [1])
     options = _row_spec.RowOptions(-1, groups)
     if op is ROW_FORWARD:
-        scalars = _row_spec.forward_scalars("f", options, saves=rng.random() < 0.5)
+        scalars = _row_spec.forward_scalars("f", options, 0.0, None, None, saves=rng.random() < 0.5)
     else:
         needs = tuple(name for name in _row_spec.NEEDS if rng.random() < 0.7) or ("weight",)
         scalars = _row_spec.backward_scalars("f", options, needs=needs)

@@ -170,10 +170,7 @@ def _modules(function: str, model: object) -> list[tuple[str, Module]]:
 
 
 def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
-    """Replace a norm and return what it runs; return None for a module that is no norm.
-
-    Raise Unknown for a module that may be a norm but is left.
-    """
+    """Replace a norm and return what it runs, or None for no norm; raise Unknown to leave it."""
     kind = type(module)
     if isinstance(module, Swapped):
         raise Unknown("it runs cunorm already: restore_norms undoes that")
@@ -207,11 +204,7 @@ def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
     return runs
 
 
-# --- which modules may be norms -------------------------------------------------------------------
-
-
 def name_of(module: Module) -> str:
-    """Return the name of a module's class; a scripted module has the name of the scripted class."""
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     return (is_scripted and getattr(module, "original_name", None)) or type(module).__name__
 

@@ -147,21 +147,19 @@ def _match(
     for pair, each in distances.items():
         best = min(candidates, key=each.__getitem__)
         match = Match(pair, gated, best, each[best] == 0)
-        if each[best] > allowed:
-            problem: Unknown | None = _far(pair, best, each[best])
-        else:
-            problem = _fault(trial, match, axes if pair == main else {3})
-        if problem is None:
+        try:
+            if each[best] > allowed:
+                raise _far(pair, best, each[best])
+            _check_call(trial, match, axes if pair == main else {3})
             matches.append(match)
-        elif pair == main:
-            raise problem
-        else:
+        except Unknown:
+            if pair == main:
+                raise
             rest.append(pair)
     return matches, rest
 
 
 def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
-    """Return whether the module's results are the same under the CPU's autocast."""
     both = ([trial.sample(*m[:2], autocast=on).y for on in (False, True)] for m in matches)
     try:
         return all(usual.dtype == other.dtype and usual.equal(other) for usual, other in both)
@@ -169,16 +167,15 @@ def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
         return False
 
 
-def _fault(trial: Trial, match: Match, axes: Iterable[int]) -> Unknown | None:
-    """Return what is wrong with cunorm's call of a recipe, or None if nothing is wrong."""
+def _check_call(trial: Trial, match: Match, axes: Iterable[int]) -> None:
+    """Raise Unknown if cunorm's call of a recipe fails or has other results."""
     try:
         for count in axes:
             sample = trial.sample(match.pair, match.gated, count, recipe=match.recipe)
             if sample.distance(match.recipe) or not sample.has_gradients(match.recipe):
                 raise Unknown("other results")
     except Unknown as error:
-        return Unknown(f"cunorm's {match.recipe.describe()} fails: {error}")
-    return None
+        raise Unknown(f"cunorm's {match.recipe.describe()} fails: {error}") from None
 
 
 def _far(pair: Pair, recipe: Recipe, distance: float) -> Unknown:

@@ -121,15 +121,12 @@ _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
 )
 
 
-def formulas(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
-    """Yield the recipes that differ in float32, without variants that differ only in rounding.
-
-    `parameters` is the number of the module's parameters: first weight, then bias.
-    """
+def formulas(parameter_count: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
+    """Yield the recipes that differ in float32, without variants that differ only in rounding."""
     gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
-    offsets = (0.0, 1.0) if parameters else (0.0,)
+    offsets = (0.0, 1.0) if parameter_count else (0.0,)
     for (activation, position), center, offset, g in product(gates, (False, True), offsets, groups):
-        yield Recipe(center, parameters > 1, g, offset, False, activation, position)
+        yield Recipe(center, parameter_count > 1, g, offset, False, activation, position)
 
 
 def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:

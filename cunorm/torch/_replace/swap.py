@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The classes of replaced norms. Forward calls cunorm, or the own forward if cunorm cannot run.
-
-The module stays the same object. `torch.nn.utils.parametrize` also works in this way.
-"""
+"""The classes of replaced norms. Forward calls cunorm, or the own forward if cunorm cannot run."""
 
 import warnings
 from collections.abc import Callable
@@ -53,7 +50,8 @@ class Swapped(Module):
                 not plan.under_autocast
                 and torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
             )
-            or (_is_compiling() and _is_refused(self, x, gate))
+            # Dynamo can trace no `except`.
+            or (_is_compiling() and refusal(x, gate, *self._parameters.values()) is not None)
         ):
             return self._cunorm_kind.forward(self, *args, **named)
         eps = getattr(self, plan.eps)
@@ -136,7 +134,8 @@ def _forward_of(base: type[Module]) -> Callable[..., object]:
     @wraps(base.forward)
     def forward(self: Swapped, *args: Any, **named: Any) -> object:
         if (named and any(name not in names for name in named)) or (
-            _is_compiling() and _is_refused(self, *args, *named.values())
+            _is_compiling()
+            and refusal(*args, *named.values(), *self._parameters.values()) is not None
         ):
             return base.forward(self, *args, **named)
         try:
@@ -145,11 +144,6 @@ def _forward_of(base: type[Module]) -> Callable[..., object]:
             return self._cunorm_own(error, args, named)
 
     return forward
-
-
-def _is_refused(module: Module, *operands: object) -> bool:
-    """Return whether cunorm cannot run, for code in which dynamo can trace no `except`."""
-    return refusal(*operands, *module._parameters.values()) is not None
 
 
 def _warn(kind: type[Swapped], text: str) -> None:

@@ -114,10 +114,7 @@ class Trial:
         training: bool = True,
         autocast: bool = False,
     ) -> Sample:
-        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if the run fails.
-
-        The rows are the same for all numbers of axes.
-        """
+        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if it fails."""
         x, weight, bias, eps, gate = operands = self._operands(pair, gated)
         shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
         rows = [one.reshape(shape).clone() for one in (x, gate) if one is not None]
@@ -173,8 +170,7 @@ _ROW_OPERATORS: dict[object, OpDef[Any]] = {
 class Planned(OperatorMode):
     """A mode in which the float64 oracle computes row norms in place of the kernels.
 
-    The rest of a call is as without the mode: the function, options, checks and gradients. The
-    kernels would take seconds to compile for each dtype. Trials of any model run on the CPU.
+    The rest of a call is as without it. Kernels would take seconds to compile for each dtype.
     """
 
     def __torch_dispatch__(
