@@ -43,7 +43,7 @@ _levels: Callable[[], Sequence[Any] | None] = _private(
 _mode: Callable[[Any], object] = _private(
     "_C._get_dispatch_mode", lambda key: count_modes() or None
 )
-_FAKE, _PROXY = map(_private, ("_C._TorchDispatchModeKey.FAKE", "_C._TorchDispatchModeKey.PROXY"))
+FAKE, PROXY = map(_private, ("_C._TorchDispatchModeKey.FAKE", "_C._TorchDispatchModeKey.PROXY"))
 raw_stream: Callable[[int], int] = _private(
     "_C._cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
 )
@@ -59,12 +59,8 @@ def has_dual_level() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
-def has_fake_mode() -> bool:
-    return _mode(_FAKE) is not None
-
-
-def has_proxy_mode() -> bool:
-    return _mode(_PROXY) is not None
+def has_mode(key: object) -> bool:
+    return _mode(key) is not None
 
 
 # --- tensors --------------------------------------------------------------------------------------

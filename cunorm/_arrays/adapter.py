@@ -3,7 +3,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cunorm._core import tensor
@@ -16,10 +16,18 @@ Signature = tuple[list[object], list[int]]  # parts of a key; addresses, with 0 
 class ArrayAdapter(ABC):
     """Reads the arrays of one library, and makes the results for its users."""
 
-    name: str
-    pointer: Any = None  # a function that returns the address of an array that has a signature
+    # These functions take an array that has a signature. They return its address, and its dtype and
+    # device, or None instead if the array is not contiguous.
+    pointer: Any = None
+    contiguous_type: Callable[[Any], Hashable]
+    # These functions take a CUDA device. They return the raw stream that the caller works on, and a
+    # context in which the device is current.
+    stream: Callable[[Device], int]
+    device_scope: Callable[[Device], AbstractContextManager[object]]
     allocates_like = False  # whether an allocator takes the shape from a model array
-    dispatches_itself = False  # whether the library makes some calls, in `dispatch`
+    # Whether the library makes some calls itself; `dispatch` returns their outputs, else None.
+    dispatches_itself = False
+    dispatch: Callable[[OpDef[Any], Any, Sequence[Any]], list[Any] | None]
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -44,10 +52,6 @@ class ArrayAdapter(ABC):
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array of this library into C order of the axes of its spec."""
 
-    def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
-        """Return the outputs of a call if the library makes the call itself, else None."""
-        return None
-
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
         """Return the arrays' part of the cache's key, and their addresses; arrays may be None.
 
@@ -55,15 +59,9 @@ class ArrayAdapter(ABC):
         """
         return None
 
-    # The next two methods take an array that has a signature.
-
     def strides(self, array: Any) -> tuple[int, ...] | None:
-        """Return an array's strides in elements."""
-        return None
-
-    def contiguous_type(self, array: Any) -> Hashable:
-        """Return an array's dtype and device, or None if the array is not contiguous."""
-        return None
+        """Return the strides in elements of an array that has a signature."""
+        return tensor.in_elements(array.strides, array.itemsize)
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few libraries count
         """Count a write to each array that is not None; autograd may have saved an array."""
@@ -82,14 +80,6 @@ class ArrayAdapter(ABC):
             self.bump_version([view.owner])
         return view.owner
 
-    def stream(self, device: Device) -> int:
-        """Return the raw CUDA stream that the caller works on; for CUDA devices only."""
-        raise NotImplementedError(f"{self.name} has no CUDA streams")
-
-    def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Return a context in which a CUDA device is current."""
-        return nullcontext()
-
 
 def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
     """Return a dense copy whose axes lie in memory in the order `axes`; None is C order."""
@@ -103,9 +93,9 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
 
 def in_memory_order(spec: TensorSpec) -> tuple[Shape, tuple[int, ...] | None]:
     """Return a dense array's shape in memory, and the axes that transpose it back, or None."""
-    axes = tensor.memory_order(spec)
-    if axes is None:
+    if spec.strides == tensor.contiguous_strides(spec.shape):
         return spec.shape, None
+    axes = sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis])
     return spec.permuted(axes).shape, tensor.inverse_permutation(axes)
 
 

@@ -25,7 +25,6 @@ def cupy() -> Any:
 class CupyAdapter(ArrayAdapter):
     """CuPy arrays and their subclasses, ordered on CuPy's current stream."""
 
-    name = "cupy"
     pointer = staticmethod(attrgetter("data.ptr"))
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -64,9 +63,6 @@ class CupyAdapter(ArrayAdapter):
             key_parts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
         return key_parts, pointers
 
-    def strides(self, array: Any) -> tuple[int, ...] | None:
-        return tensor.in_elements(array.strides, array.itemsize)
-
     def contiguous_type(self, array: Any) -> Hashable:
         return (array.dtype, array.data.device_id) if array.flags.c_contiguous else None
 
@@ -102,8 +98,7 @@ class CupyAdapter(ArrayAdapter):
         cuda = cupy().cuda
         if cuda.runtime.getDevice() == device.index:
             return _NOTHING
-        scope: AbstractContextManager[object] = cuda.Device(device.index)
-        return scope
+        return cuda.Device(device.index)  # type: ignore[no-any-return]
 
 
 CUPY = CupyAdapter()

@@ -78,10 +78,7 @@ def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
 
 
 class Hold:
-    """Keeps a capsule until a stream has done all that was enqueued before the Hold was deleted.
-
-    The view that owns a Hold deletes it after the launch.
-    """
+    """Keeps a capsule until a stream has done all that was enqueued before the Hold was deleted."""
 
     __slots__ = ("capsule", "device", "stream")
     passing: ClassVar[deque[tuple[Any, object]]] = deque()  # (event, capsule), oldest first
@@ -92,9 +89,7 @@ class Hold:
         self.capsule, self.stream, self.device = capsule, stream, device
 
     def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        if self.stream.is_capturing():  # the user of the graph keeps its arrays
+        if sys.is_finalizing() or self.stream.is_capturing():  # a graph's user keeps its arrays
             return
         with CUPY.device_scope(self.device):
             event = cupy().cuda.Event(disable_timing=True)
@@ -144,7 +139,7 @@ def view_of_capsule(
 class DLPackAdapter(ArrayAdapter):
     """Objects of other libraries; results for them are NumPy or CuPy arrays."""
 
-    name = "dlpack"
+    stream = CUPY.stream
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
@@ -176,9 +171,6 @@ class DLPackAdapter(ArrayAdapter):
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         return _own(view.spec).contiguous(view)
-
-    def stream(self, device: Device) -> int:
-        return CUPY.stream(device)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         return nullcontext() if device.kind == "cpu" else CUPY.device_scope(device)

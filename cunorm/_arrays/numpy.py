@@ -15,7 +15,7 @@ from cunorm._arrays.adapter import (
     new_view,
 )
 from cunorm._core import tensor
-from cunorm._core.dtypes import BFLOAT16, dtype_of, numpy_dtype
+from cunorm._core.dtypes import dtype_of, numpy_dtype
 from cunorm._core.tensor import CPU, ArrayView, HostArray, TensorSpec
 
 _address_at = ctypes.c_void_p.from_address
@@ -39,7 +39,6 @@ data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _
 class NumpyAdapter(ArrayAdapter):
     """NumPy arrays and their subclasses; bfloat16 is ``ml_dtypes.bfloat16``."""
 
-    name = "numpy"
     allocates_like = True
     pointer = staticmethod(data_pointer)
 
@@ -89,9 +88,6 @@ class NumpyAdapter(ArrayAdapter):
             key_parts += (array.dtype, array.shape, array.strides, pointer & 7)
         return key_parts, pointers
 
-    def strides(self, array: HostArray) -> tuple[int, ...] | None:
-        return tensor.in_elements(array.strides, array.itemsize)
-
     def contiguous_type(self, array: HostArray) -> Hashable:
         return array.dtype if array.flags.c_contiguous else None
 
@@ -113,5 +109,4 @@ NUMPY = NumpyAdapter()
 
 def numpy_view(view: ArrayView) -> HostArray:
     """Return any library's array in host memory as a NumPy array of the same dtype."""
-    raw = tensor.host_array(view)
-    return raw.view(numpy_dtype(BFLOAT16)) if view.spec.dtype is BFLOAT16 else raw
+    return tensor.host_array(view).view(numpy_dtype(view.spec.dtype))

@@ -5,7 +5,7 @@ A view reads a tensor's attributes, which takes a tenth of the time that ``__dlp
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -22,7 +22,6 @@ _DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): dtype for name, dtype
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 # Types of tensors that are nothing but their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
-_empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 _increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
@@ -30,7 +29,6 @@ _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 class TorchAdapter(ArrayAdapter):
     """PyTorch tensors, made by its allocator and ordered on its current stream."""
 
-    name = "torch"
     allocates_like = True
     pointer = staticmethod(torch.Tensor.data_ptr)
 
@@ -110,7 +108,7 @@ class TorchAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
-            return _empty_like  # parses the least; torch.empty would parse the most
+            return torch.empty_like  # parses the least; torch.empty would parse the most
         dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
         empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
@@ -129,16 +127,17 @@ class TorchAdapter(ArrayAdapter):
         return _torch_private.raw_stream(device.index)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
+        return torch.cuda.device(device.index)
 
 
 def _observer() -> str | None:
     """Return a mode of torch that must observe all writes to memory, but cannot observe ours."""
     if is_tracing():
         return "records operations (torch.jit.trace)"
-    if _torch_private.has_fake_mode():
+    if _torch_private.has_mode(_torch_private.FAKE):
         return "makes tensors without memory (FakeTensorMode)"
-    return "records operations (make_fx)" if _torch_private.has_proxy_mode() else None
+    has_proxies = _torch_private.has_mode(_torch_private.PROXY)
+    return "records operations (make_fx)" if has_proxies else None
 
 
 def _address_and_device(

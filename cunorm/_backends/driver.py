@@ -89,8 +89,5 @@ def launch_dependent(
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)
     argument = ctypes.c_char_p(arguments)  # the address of the only argument
     start = library().cuLaunchKernelEx
-    check(
-        cupy,
-        start(config, function.ptr, ctypes.byref(argument), None),
-        f"launch {launch.build.kernel}",
-    )
+    status = start(config, function.ptr, ctypes.byref(argument), None)
+    check(cupy, status, f"launch {launch.build.kernel}")

@@ -110,31 +110,21 @@ def cuda_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-class StreamingStores(NamedTuple):
-    """The least number of elements for stores that bypass a CPU's caches, and their macro."""
-
-    least_elements: float  # counted over all rows
-    macros: Macros
-
-    def at(self, elements: int) -> Macros:
-        return self.macros if elements >= self.least_elements else ()
-
-
 def streaming_stores(
     moved: Iterable[DType | None],
     results: Iterable[DType | None],
     line: int,
     compute: DType,
     caps: CpuCaps,
-) -> StreamingStores:
-    """Return the limit and the macro for a kernel with operands and results of these dtypes.
+) -> tuple[float, Macros]:
+    """Return the least number of elements for stores that bypass a CPU's caches, and their macro.
 
-    A dtype of None is that of an absent array. Lines of `line` elements must be whole cache lines.
+    The elements of all rows count. `moved` and `results` are the dtypes of a kernel's arrays.
     """
     written = [dtype for dtype in results if dtype is not None]
     element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)
     are_whole = all(line * dtype.itemsize % _CACHE_LINE == 0 for dtype in written)
     if not written or not are_whole or FLOAT64 in (*written, compute):
-        return StreamingStores(math.inf, ())
+        return math.inf, ()
     least_bytes = min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
-    return StreamingStores(least_bytes / element_bytes, (("NON_TEMPORAL", str(len(written))),))
+    return least_bytes / element_bytes, (("NON_TEMPORAL", str(len(written))),)

@@ -2,7 +2,7 @@
 """What the plans of both families share: checks of operands, and a kernel with its Plan."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -12,23 +12,31 @@ from cunorm._core import validate
 from cunorm._core.build import ArgsWriter
 from cunorm._core.caps import Caps
 from cunorm._core.dtypes import DType
-from cunorm._core.kernel_types import KernelTypes
 from cunorm._core.operands import (
+    KernelTypes,
     Kind,
     Slot,
     Specs,
-    check_compute,
+    TypesT,
     dtypes_of,
-    named,
     names_of,
     operand_of,
     present,
-    slots_by_name,
 )
 from cunorm._core.param_grad import ParamGradTypes
-from cunorm._core.plan import Aliases, InputCopy, OpSpec, OutputSpec, Plan, SharedOutputs
+from cunorm._core.plan import (
+    Aliases,
+    Alignments,
+    InputCopy,
+    OpDef,
+    OpSpec,
+    OutputSpec,
+    Plan,
+    SharedOutputs,
+)
 from cunorm._core.tensor import (
     WHOLE,
+    WIDEST_ACCESS,
     OptionalSpec,
     OptionalSpecs,
     Shape,
@@ -74,6 +82,14 @@ class CallGeometry(ABC):
     def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
         """Check the shape and strides of a given output."""
 
+    def check_compute(self, function: str, argument: str, spec: OptionalSpec) -> None:
+        """Check that a statistic has the compute type."""
+        if spec is not None and spec.dtype is not self.compute:
+            raise TypeError(
+                f"{function}: {argument} has dtype {spec.dtype}, expected {self.compute}, the "
+                f"compute type: float64 if {self.float64_source} is, else float32"
+            )
+
     def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
         return contiguous(self.shape_of(kind), dtype, x.device)
 
@@ -93,7 +109,7 @@ def check_operand(
         hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if slot.kind is Kind.STATISTIC:
-        check_compute(function, argument, spec, geometry.compute, geometry.float64_source)
+        geometry.check_compute(function, argument, spec)
 
 
 def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) -> str:
@@ -118,7 +134,10 @@ def _is_narrower(shape: Shape, full: Shape) -> bool:
 def by_name(types: type[KernelTypes], specs: OptionalSpecs) -> tuple[Specs, Specs]:
     """Return a call's inputs and its given results, both by the names that kernels use."""
     count = len(types.inputs)
-    return named(types.inputs, specs[:count]), named(types.results, specs[count:])
+    return (
+        {slot.name: spec for slot, spec in zip(types.inputs, specs[:count], strict=True)},
+        {slot.name: spec for slot, spec in zip(types.results, specs[count:], strict=True)},
+    )
 
 
 def check_inputs(
@@ -170,21 +189,18 @@ def check_gradients(
         validate.accumulators(spec.function, wanted, given)
 
 
-def accumulators(
-    spec: BackwardSpec, results: tuple[Slot, ...], operands: Specs, dtype: DType
-) -> list[OptionalSpec]:
-    """Return specs of given results: in `dtype` for sums to which a backward adds, else None."""
+def backward_specs(op: OpDef[Any], spec: BackwardSpec, operands: Specs) -> OptionalSpecs:
+    """Return the specs of a backward's arrays; the keys of `operands` are the caller's names.
 
-    def given(slot: Slot) -> OptionalSpec:
-        operand = operand_of(slot)
-        is_added = spec.accumulate and slot.kind is Kind.PARAMETER and operand in spec.needs
-        like = operands[operand] if is_added else None
-        return like and like._replace(dtype=dtype)
-
-    return [given(slot) for slot in results]
+    Only sums to which the backward adds are given, in the compute type.
+    """
+    compute = present(operands["rstd"]).dtype
+    added = {name for name in op.summed if spec.accumulate and name in spec.needs}
+    likes = [operands[name] if name in added else None for name in map(operand_of, op.result_slots)]
+    reads = [operands[slot.argument] for slot in op.input_slots]
+    return (*reads, *(like and like._replace(dtype=compute) for like in likes))
 
 
-TypesT = TypeVar("TypesT", bound=KernelTypes)
 GeometryT = TypeVar("GeometryT", bound=CallGeometry)
 
 
@@ -202,13 +218,33 @@ class Kernel(Generic[TypesT, GeometryT]):
     ) -> None:
         self.types, self.geometry, self.numbers = types, geometry, numbers
         self._operands = operands
-        self.slots = slots_by_name(operands)
+        found = enumerate(operands.items())
+        self.slots = {name: slot for slot, (name, spec) in found if spec is not None}
+        self.slots["workspace"] = len(operands)
         # The values are a RowLayout or Lines.
         self.layouts: dict[str, Any] = {
             name: geometry.layout_of_input(operands[name]) for name in types.lines()
         }
         dweight, dbias = (optional_dtype(operands.get(name)) for name in ("dweight", "dbias"))
         self.params = ParamGradTypes(types.compute, dweight, dbias, accumulate)
+
+    def access_to(
+        self, line: int, strides: dict[str, tuple[int, ...]], alignments: Alignments
+    ) -> int:
+        """Return how many elements of a line a GPU's thread can move at once, a power of two.
+
+        `strides` has the strides between the lines of each operand, none if an operand is one line.
+        An access moves at most 16 bytes, so an alignment above 16 has no effect.
+        """
+        access = min(WIDEST_ACCESS, line & -line)
+        if alignments is None:
+            return access
+        for name in strides.keys() & self.slots:
+            itemsize, alignment = getattr(self.types, name).itemsize, alignments[self.slots[name]]
+            offsets = [alignment, *(stride * itemsize for stride in strides[name])]
+            while access > 1 and any(at % min(access * itemsize, WIDEST_ACCESS) for at in offsets):
+                access //= 2
+        return access
 
     def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
         """Return a writer of `struct Arguments` that has written all arrays but the workspace.
@@ -238,23 +274,20 @@ class Kernel(Generic[TypesT, GeometryT]):
         shared: SharedOutputs = (),
     ) -> Plan:
         """Return the Plan of a call; `inputs` also has the inputs that the kernel does not read."""
+        geometry, copies = self.geometry, []
+        for number, slot in enumerate(self.types.inputs):
+            spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X
+            if spec and (geometry.layout(spec) if is_like_x else WHOLE.layout(spec)) is None:
+                copies.append(InputCopy(number, geometry.copy_axes if is_like_x else None))
         specs = tuple((self._operands | inputs).values())
-        has_work = prod(self.geometry.shape) or self.params.outputs
+        has_work = prod(geometry.shape) or self.params.outputs
         return Plan(
             specs=specs,
             outputs=outputs,
-            copies=tuple(self._copies()),
+            copies=tuple(copies),
             aliases=aliases,
             shared=shared,
             lower=partial(lower, self),
             workspace_bound=workspace_bound,
             is_empty=not (has_work and any(specs[len(inputs) :])),
         )
-
-    def _copies(self) -> Iterator[InputCopy]:
-        """Yield an InputCopy for each input with strides that the kernel cannot follow."""
-        geometry = self.geometry
-        for number, slot in enumerate(self.types.inputs):
-            spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X
-            if spec and (geometry.layout(spec) if is_like_x else WHOLE.layout(spec)) is None:
-                yield InputCopy(number, geometry.copy_axes if is_like_x else None)

@@ -16,7 +16,6 @@ on_clear: Callable[[Callable[[], object]], None] = _clears.append  # `clear_all`
 
 
 def clear_all() -> None:
-    """Empty every cache of calls and kernels."""
     for clear in _clears:
         clear()
 
@@ -47,9 +46,6 @@ class OnceMap(Generic[K, V]):
         if hasattr(os, "register_at_fork"):
             # A forked child does not have the threads that would release its locks.
             os.register_at_fork(after_in_child=self._loading.clear)
-
-    def get(self, key: K) -> V | None:
-        return self.values.get(key)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
         """Return a value, and the flag that `load` returned, or False if the value was there."""

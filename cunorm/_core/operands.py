@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The table of a family's operands, from which the arrays of its calls are derived."""
+"""The table of a family's operands, and the dtypes of the operands for which a kernel is built."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from cunorm._core.build import Macros, cuda_bool, cuda_type
 from cunorm._core.dtypes import DType
-from cunorm._core.tensor import OptionalSpec
+from cunorm._core.tensor import OptionalSpec, optional_dtype
 
 T = TypeVar("T")
+TypesT = TypeVar("TypesT", bound="KernelTypes")
 Specs = dict[str, OptionalSpec]  # the keys are the kernels' names, in the order of a call's arrays
 DTypes = Mapping[str, DType | None]  # the keys are the kernels' names
 
@@ -24,10 +26,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or a result of a forward, from which the arrays of the backward are derived.
-
-    The name of a gradient is d and the name of its operand.
-    """
+    """An input or a result of a forward, from which the arrays of the backward are derived."""
 
     name: str  # the kernels' name
     kind: Kind
@@ -54,11 +53,10 @@ class OperandTable:
         self.forward_inputs = tuple(map(_slot, inputs))
         self.forward_results = tuple(map(_slot, results))
         self.backward_inputs = (
-            *(_gradient(one, one.is_required) for one in results if one.has_gradient),
+            *(_gradient(operand) for operand in results if operand.has_gradient),
             *(_slot(operand) for operand in (*inputs, *results) if operand.is_saved),
         )
-        gradients = (_gradient(one, is_required=False) for one in inputs if one.has_gradient)
-        self.backward_results = tuple(gradients)
+        self.backward_results = tuple(_gradient(one) for one in inputs if one.has_gradient)
 
 
 def _slot(operand: Operand) -> Slot:
@@ -66,18 +64,13 @@ def _slot(operand: Operand) -> Slot:
     return Slot(operand.name, argument, operand.kind, operand.is_required)
 
 
-def _gradient(operand: Operand, is_required: bool) -> Slot:
+def _gradient(operand: Operand) -> Slot:
     name = f"d{operand.name}"
-    return Slot(name, operand.gradient_argument or name, operand.kind, is_required)
+    return Slot(name, operand.gradient_argument or name, operand.kind, operand.is_required)
 
 
 def names_of(slots: tuple[Slot, ...], *kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the slots that have one of these kinds."""
     return tuple(slot.name for slot in slots if slot.kind in kinds)
-
-
-def named(slots: tuple[Slot, ...], specs: tuple[OptionalSpec, ...]) -> Specs:
-    return {slot.name: spec for slot, spec in zip(slots, specs, strict=True)}
 
 
 def arguments(
@@ -107,18 +100,48 @@ def present(spec: T | None) -> T:
     return spec
 
 
-def slots_by_name(operands: Specs) -> dict[str, int]:
-    """Return the slots of the operands that are present, and the workspace's slot, the last one."""
-    slots = {name: slot for slot, name in enumerate(operands) if operands[name] is not None}
-    return slots | {"workspace": len(operands)}
+def type_macros(types: object, *names: str) -> Macros:
+    """Return the macros of a build that name the dtypes of some operands, as X_T does for x."""
+    return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
 
 
-def check_compute(
-    function: str, argument: str, spec: OptionalSpec, compute: DType, float64_source: str
-) -> None:
-    """Check that a statistic has the compute type, float64 if an array of `float64_source` is."""
-    if spec is not None and spec.dtype is not compute:
-        raise TypeError(
-            f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
-            f"float64 if {float64_source} is, else float32"
-        )
+@dataclass(frozen=True)
+class KernelTypes:
+    """The dtypes of the operands of a kernel; None is the dtype of an absent operand.
+
+    The field of an operand has the name of its slot. Gradients of parameters are sums over all
+    rows, which another kernel rounds, so their fields only say whether they are wanted.
+    """
+
+    inputs: ClassVar[tuple[Slot, ...]]
+    results: ClassVar[tuple[Slot, ...]]
+
+    compute: DType
+    _: KW_ONLY
+    weight: DType | None = None
+    bias: DType | None = None
+
+    @classmethod
+    def lines(cls) -> tuple[str, ...]:
+        """Return the operands that have an element for each element of x."""
+        return names_of(cls.inputs + cls.results, Kind.LIKE_X)
+
+    @classmethod
+    def sums(cls) -> tuple[str, ...]:
+        return names_of(cls.results, Kind.PARAMETER)
+
+    @classmethod
+    def from_specs(cls: type[TypesT], operands: Specs, compute: DType, **scalars: object) -> TypesT:
+        scalars |= {name: optional_dtype(operands[name]) for name in cls._with_macros()}
+        scalars |= {name: operands[name] is not None for name in cls.sums()}
+        return cls(compute, **scalars)  # type: ignore[arg-type]  # fields by name
+
+    @classmethod
+    def _with_macros(cls) -> list[str]:
+        names = names_of(cls.inputs + cls.results, Kind.LIKE_X, Kind.PARAMETER)
+        return [name for name in names if name not in cls.sums()]
+
+    def macros(self) -> Macros:
+        """Return the macros of a build that say which operands are present."""
+        sums = ((name.upper(), cuda_bool(getattr(self, name))) for name in self.sums())
+        return (*type_macros(self, "compute", *self._with_macros()), *sums)

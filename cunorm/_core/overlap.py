@@ -37,7 +37,6 @@ class OverlapCheck:
         ]
 
     def of_specs(self, specs: OptionalSpecs) -> "OverlapCheck":
-        """Return this check for arrays with other specs."""
         return OverlapCheck(self.function, self.names, specs, self._first_output, self._aliases)
 
     def check(self, pointers: Sequence[int]) -> None:

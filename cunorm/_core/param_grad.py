@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT64, DType
-from cunorm._core.kernel_types import type_macros
+from cunorm._core.operands import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # the columns that a CPU's thread adds up at a time
@@ -61,11 +61,7 @@ def param_grad_call(
     width: int,
     caps: Caps,
 ) -> KernelCall:
-    """Return the call of param_grad.
-
-    `sums` are the byte offsets in the workspace of the partial sums for dweight and dbias; None is
-    no sums. Each part has a row of partial sums; `pitch` is the elements from one row to the next.
-    """
+    """Return the call of param_grad; `sums` are those of `Kernel.args_writer`."""
     writer = ArgsWriter(slots)
     writer.pointers_into_workspace(sums)
     writer.pointer("dweight")

@@ -8,7 +8,7 @@ alone decide how it is cut into packs, so its result depends neither on other ro
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -16,8 +16,8 @@ from cunorm._core.build import KernelArgs, Launch
 from cunorm._core.caps import Caps
 from cunorm._core.dtypes import DTYPES, DType
 from cunorm._core.memo import memoize
-from cunorm._core.operands import DTypes, Kind, Slot
-from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, Shape, TensorSpec
+from cunorm._core.operands import DTypes, Kind, Slot, present
+from cunorm._core.tensor import OptionalSpecs, Shape, TensorSpec
 
 GRID_LIMIT = 2**31 - 1
 
@@ -82,9 +82,7 @@ class Plan:
         """Return the specs; an input that is copied has the spec of its copy."""
         specs = [*self.specs]
         for slot, axes in self.copies:
-            spec = specs[slot]
-            assert spec is not None
-            specs[slot] = spec.dense(axes)
+            specs[slot] = present(specs[slot]).dense(axes)
         return tuple(specs)
 
 
@@ -124,51 +122,44 @@ def _parsed(spec_type: type[SpecT], checks: Checks, *scalars: Any) -> SpecT:
     return spec_type(*values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class OpDef(Generic[SpecT]):
     """One operator in one direction."""
 
-    name: str  # the name in texts that executables keep
-    input_slots: tuple[Slot, ...]  # in the order of the arrays
-    result_slots: tuple[Slot, ...]  # in the order of the arrays; a workspace follows them
-    spec_type: type[SpecT]
-    checks: Checks
-    plan: Callable[[SpecT, OptionalSpecs], Plan]  # takes the specs of inputs and given outputs
-    # Does the work of the kernels on a NumPy array or None for each input and output.
-    reference: Callable[[SpecT, Sequence[Any]], None]
-    # Every call reads the fields below. The library and device of the outputs are those of x, whose
-    # slot is `x`. `no_outputs` stands for results in a call that gives no outputs.
-    parse: Callable[..., SpecT] = field(init=False)  # memoized; takes scalars as callers give them
-    inputs: tuple[str, ...] = field(init=False)
-    outputs: tuple[str, ...] = field(init=False)
-    kinds: tuple[Kind, ...] = field(init=False)  # the kinds of inputs and outputs
-    required: tuple[bool, ...] = field(init=False)  # whether each input or output is required
-    x: int = field(init=False)
-    first_output: int = field(init=False)
-    no_outputs: tuple[None, ...] = field(init=False)
+    def __init__(
+        self,
+        name: str,  # the name in texts that executables keep
+        input_slots: tuple[Slot, ...],  # in the order of the arrays
+        result_slots: tuple[Slot, ...],  # in the order of the arrays; a workspace follows them
+        spec_type: type[SpecT],
+        checks: Checks,
+        plan: Callable[[SpecT, OptionalSpecs], Plan],  # takes the specs of inputs and given outputs
+        # Does the work of the kernels on a NumPy array or None for each input and output.
+        reference: Callable[[SpecT, Sequence[Any]], None],
+    ) -> None:
+        self.name, self.input_slots, self.result_slots = name, input_slots, result_slots
+        self.spec_type, self.plan, self.reference = spec_type, plan, reference
+        # `parse` takes scalars as callers give them.
+        self.parse: Callable[..., SpecT] = memoize(typed=True)(partial(_parsed, spec_type, checks))
+        # Every call reads these attributes. The library and device of the outputs are those of x,
+        # whose slot is `x`. `no_outputs` stands for results in a call that gives no outputs.
+        self.inputs = tuple(slot.argument for slot in input_slots)
+        self.outputs = tuple(slot.argument for slot in result_slots)
+        self.kinds = tuple(slot.kind for slot in input_slots + result_slots)
+        needed = [slot.is_required for slot in input_slots]
+        self.required = (*needed, *[False] * len(result_slots))
+        self.x, self.first_output = self.inputs.index("x"), len(input_slots)
+        self.no_outputs = (None,) * len(result_slots)
+        self.array_count = len(self.kinds) + 1  # 1 for the workspace
+        # The operands that have gradients which are sums over all rows.
+        self.summed = [slot.name[1:] for slot in result_slots if slot.kind is Kind.PARAMETER]
 
-    def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
 
-        put("parse", memoize(typed=True)(partial(_parsed, self.spec_type, self.checks)))
-        put("inputs", tuple(slot.argument for slot in self.input_slots))
-        put("outputs", tuple(slot.argument for slot in self.result_slots))
-        put("kinds", tuple(slot.kind for slot in self.input_slots + self.result_slots))
-        needed = [slot.is_required for slot in self.input_slots]
-        put("required", (*needed, *[False] * len(self.outputs)))
-        put("x", self.inputs.index("x"))
-        put("first_output", len(self.inputs))
-        put("no_outputs", (None,) * len(self.outputs))
-
-    @property
-    def array_count(self) -> int:
-        return len(self.inputs) + len(self.outputs) + 1  # 1 for the workspace
-
-    @property
-    def summed(self) -> list[str]:
-        """Return the operands that have gradients which are sums over all rows."""
-        return [slot.name[1:] for slot in self.result_slots if slot.kind is Kind.PARAMETER]
+@memoize()
+def backward_spec(op: OpDef[Any], forward: OpSpec, x_dtype: DType, needs: tuple[str, ...]) -> Any:
+    """Return the OpSpec of a forward's backward; its errors name the function of the forward."""
+    own = {"x_dtype": x_dtype, "needs": needs, "accumulate": False}
+    names = [one.name for one in fields(op.spec_type)]
+    return op.spec_type(*(own[name] if name in own else getattr(forward, name) for name in names))
 
 
 # The version of texts that are kept on disk: in XLA's executables and torch.compile's graphs. Raise
@@ -178,7 +169,6 @@ TEXT_VERSION = 4
 
 
 def spec_to_json(spec: Any) -> str:
-    """Return the fields of an OpSpec as JSON."""
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     return json.dumps({"version": TEXT_VERSION} | values, default=lambda one: {"dtype": one.name})
 
@@ -199,17 +189,3 @@ def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         return DTYPES[value["dtype"]]
     return tuple(value) if isinstance(value, list) else value
-
-
-def vector_width(width: int, operands: Sequence[tuple[int, int, Shape]] = ()) -> int:
-    """Return how many elements a thread can move in one access to any operand, a power of two.
-
-    `operands` has the alignment, the itemsize and the strides between rows, in elements, of each
-    operand. An access moves at most 16 bytes, so an alignment above 16 has no effect.
-    """
-    access = min(WIDEST_ACCESS, width & -width)
-    for alignment, itemsize, strides in operands:
-        offsets = [alignment, *(stride * itemsize for stride in strides)]
-        while access > 1 and any(at % min(access * itemsize, WIDEST_ACCESS) for at in offsets):
-            access //= 2
-    return access

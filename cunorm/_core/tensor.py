@@ -110,13 +110,6 @@ def is_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
     return all(stride == dense for size, stride, dense in axes if size > 1)
 
 
-def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
-    """Return the axes of a dense array from the outermost in memory on, or None for C order."""
-    if spec.strides == contiguous_strides(spec.shape):
-        return None
-    return tuple(sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis]))
-
-
 def inverse_permutation(axes: Sequence[int]) -> tuple[int, ...]:
     """Return the order of axes that undoes a given order."""
     return tuple(axes.index(axis) for axis in range(len(axes)))

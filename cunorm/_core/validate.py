@@ -23,10 +23,7 @@ def describe_type(kind: type) -> str:
 
 
 def array_hint(function: str, argument: str, value: object, make: str = "numpy.asarray") -> str:
-    """Return the end of an error for an object that is no array: what to pass instead.
-
-    `make` is the name of a function that makes an array.
-    """
+    """Return the end of an error for an object that is no array: what to pass instead."""
     kind, items = type(value), value if isinstance(value, list | tuple) else [value]
     is_numpy = make == "numpy.asarray"
     if hasattr(kind, "_fields"):  # a tuple of results may have the array that was meant
@@ -86,10 +83,6 @@ def epsilon(function: str, eps: object) -> float:
     return value
 
 
-def parse_c(function: str, c: object) -> float | None:
-    return None if c is None else finite(function, "c", c, "a finite number or None")
-
-
 def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -> str:
     if isinstance(value, str) and value in allowed:
         return value
@@ -144,10 +137,8 @@ def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> Non
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
-def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows: RowAxes) -> None:
+def output(function: str, argument: str, spec: TensorSpec, shape: Shape, rows: RowAxes) -> None:
     """Check that a given output has the expected shape, and strides that kernels can follow."""
-    if spec is None:
-        return
     subject = f"{function}: {argument}"
     if spec.shape != shape:
         raise ValueError(f"{subject} has shape {spec.shape}, expected {shape}")

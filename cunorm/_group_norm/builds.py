@@ -7,19 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.calls import accumulators
-from cunorm._core.operands import Kind, arguments, names_of, present
+from cunorm._core.calls import backward_specs
+from cunorm._core.operands import Kind, arguments
 from cunorm._core.plan import Plan
-from cunorm._core.tensor import Device, contiguous, optional_contiguous
+from cunorm._core.tensor import Device, optional_contiguous
 from cunorm._dispatch.loading import launches_of
-from cunorm._group_norm.kernels import TABLE, backward_inputs, forward_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, plan_backward, plan_forward
-from cunorm._group_norm.spec import (
-    EACH_CHANNEL,
-    NEEDS,
-    backward_scalars,
-    forward_scalars,
-)
+from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
 
 FUNCTION = "warmup"  # the name of the function in errors
 LAYOUTS = {"channels_last": -1, "channels_first": 1}  # the channel_axis of a contiguous array
@@ -80,11 +74,11 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
         dtype=options["dtype"],
         saves=True,
     )
-    parameters = {
-        name: optional_contiguous((channels,), options[name], device)
-        for name in names_of(TABLE.forward_inputs, Kind.PARAMETER)
-    }
-    inputs = forward_inputs(contiguous(shape, options["x"], device), **parameters)
+    shapes = {Kind.LIKE_X: shape, Kind.PARAMETER: (channels,)}
+    inputs = [
+        optional_contiguous(shapes[slot.kind], options[slot.argument], device)
+        for slot in GROUP_FORWARD.input_slots
+    ]
     return plan_forward(GROUP_FORWARD.parse(*scalars), (*inputs, *GROUP_FORWARD.no_outputs))
 
 
@@ -98,7 +92,5 @@ def backward_plan(name: str, options: Options, samples: int, channels: int, devi
         needs=tuple(name for name in options["needs"] if name in NEEDS),
         accumulate=options["accumulate"],
     )
-    spec, dtype = GROUP_BACKWARD.parse(*scalars), present(results["rstd"]).dtype
-    sums = accumulators(spec, GROUP_BACKWARD.result_slots, inputs, dtype)
-    reads = backward_inputs(results.pop("y"), **inputs, **results)
-    return plan_backward(spec, (*reads, *sums))
+    spec, operands = GROUP_BACKWARD.parse(*scalars), inputs | results | {"dy": results["y"]}
+    return plan_backward(spec, backward_specs(GROUP_BACKWARD, spec, operands))

@@ -6,7 +6,7 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GroupNeeds, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._group_norm.kernels import backward_inputs, forward_arrays
+from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
 from cunorm.results import GroupNormForward, GroupNormGrads
@@ -104,7 +104,8 @@ def group_norm(
     array([0.51, 1.08, 1.66], dtype=float32)
     """
     scalars = forward_scalars("group_norm", num_groups, activation, channel_axis, eps, dtype)
-    arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    arrays = (*inputs, out, None, None, workspace)  # there is no array for mean or rstd
     return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
 
@@ -146,7 +147,8 @@ def instance_norm(
             [ 1.,  1.]]], dtype=float32)
     """
     scalars = forward_scalars("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
-    arrays = forward_arrays(x, weight=weight, bias=bias, y=out, workspace=workspace)
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    arrays = (*inputs, out, None, None, workspace)  # there is no array for mean or rstd
     return dispatch(GROUP_FORWARD, scalars, arrays)[0]
 
 
@@ -195,7 +197,8 @@ def group_norm_forward(
     scalars = forward_scalars(
         "group_norm_forward", num_groups, activation, channel_axis, eps, dtype, saves=True
     )
-    arrays = forward_arrays(x, weight=weight, bias=bias, out=out, workspace=workspace)
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    arrays = (*inputs, *(out or GROUP_FORWARD.no_outputs), workspace)
     return GroupNormForward(*dispatch(GROUP_FORWARD, scalars, arrays))
 
 
@@ -276,5 +279,5 @@ def group_norm_backward(
     norm = ("group_norm_backward", num_groups, activation, channel_axis)
     scalars = backward_scalars(*norm, needs=needs, accumulate=accumulate)
     inputs = backward_inputs(dy, x, weight=weight, bias=bias, mean=mean, rstd=rstd)
-    arrays = (*inputs, *(out or GroupNormGrads()), workspace)
+    arrays = (*inputs, *(out or GROUP_BACKWARD.no_outputs), workspace)
     return GroupNormGrads(*dispatch(GROUP_BACKWARD, scalars, arrays))

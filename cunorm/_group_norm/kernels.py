@@ -3,18 +3,16 @@
 
 import struct
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 from cunorm._core.build import KernelArgs, Macros
 from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
-from cunorm._core.kernel_types import KernelTypes
-from cunorm._core.operands import Kind, Operand, OperandTable, names_of
+from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, names_of
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
 from cunorm._group_norm.layout import GroupGeometry
-from cunorm.results import GroupNormForward
 
 TABLE = OperandTable(
     inputs=(
@@ -35,21 +33,6 @@ def forward_inputs(x: object, *, weight: object = None, bias: object = None) -> 
     return (x, weight, bias)
 
 
-def forward_arrays(
-    x: object,
-    *,
-    weight: object = None,
-    bias: object = None,
-    y: object = None,
-    out: GroupNormForward[object] | None = None,
-    workspace: object = None,
-) -> Arrays:
-    """Return a forward's arrays: inputs, results (`out`, or `y` and None), and the workspace."""
-    if out is not None:
-        return (x, weight, bias, *out, workspace)
-    return (x, weight, bias, y, None, None, workspace)
-
-
 def backward_inputs(
     dy: object, x: object, *, weight: object = None, bias: object = None, mean: object, rstd: object
 ) -> Arrays:
@@ -57,13 +40,12 @@ def backward_inputs(
     return (dy, x, weight, bias, mean, rstd)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupTypes(KernelTypes):
     """The dtypes of the operands of a group norm's kernel."""
 
     kernel: ClassVar[str]  # the name of its source file and of its entry point
 
-    _: KW_ONLY
     x: DType
     activation: str = "identity"
 
@@ -113,9 +95,8 @@ class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
         return writer.finish(struct.pack(f"<{len(self.numbers)}d", *self.numbers))
 
     def access(self, alignments: Alignments) -> int:
-        """Return how many elements a GPU's thread can move at once with these alignments."""
         sizes, strides = self.geometry.sizes, dict[str, tuple[int, ...]](self.layouts)
         if not sizes.channels_last:
-            return self.types.access(sizes.positions, strides, self.slots, alignments)
+            return self.access_to(sizes.positions, strides, alignments)
         strides |= dict.fromkeys(names_of(self.types.inputs, Kind.PARAMETER), ())
-        return self.types.access(sizes.channels, strides, self.slots, alignments)
+        return self.access_to(sizes.channels, strides, alignments)

@@ -85,7 +85,6 @@ class GroupGeometry(CallGeometry):
             )
 
     def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
-        """Return the spec of a new output; an output like x has the memory layout of x."""
         if kind is Kind.LIKE_X:
             return x._replace(dtype=dtype).dense(self.result_axes)
         return super().new_output(x, kind, dtype)

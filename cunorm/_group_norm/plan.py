@@ -9,7 +9,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.calls import by_name, check_gradients, check_inputs, check_results
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.operands import Kind, arguments, operand_of, present
+from cunorm._core.operands import arguments, present
 from cunorm._core.param_grad import param_grad_call
 from cunorm._core.plan import Aliases, Alignments, KernelCall, Lowered, OpDef, Plan
 from cunorm._core.tensor import OptionalSpecs
@@ -22,7 +22,6 @@ from cunorm.reference.rows import store
 
 
 def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a forward; `specs` are those of the table's inputs, then those of its results."""
     function, (inputs, given) = spec.function, by_name(GroupForwardTypes, specs)
     geometry = group_geometry(function, present(inputs["x"]), spec.num_groups, spec.channel_axis)
     check_inputs(function, GroupForwardTypes, inputs, geometry)
@@ -36,7 +35,6 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a backward; `specs` are those of the table's inputs, then those of its results."""
     inputs, given = by_name(GroupBackwardTypes, specs)
     x = present(inputs["x"])
     geometry = group_geometry(spec.function, x, spec.num_groups, spec.channel_axis)
@@ -96,24 +94,15 @@ def _workspace_bound(kernel: GroupKernel, caps: Caps | None) -> int:
     return max(_lower(kernel, one, None).workspace for one in some)
 
 
-# --- the OpDefs -----------------------------------------------------------------------------------
-
-
 def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None:
     inputs, results = arguments(TABLE.forward_inputs, TABLE.forward_results, arrays)
-    exact = group_norm_forward(**inputs, eps=spec.eps, **spec.options(inputs["x"]))
-    for name, output in results.items():
-        store(output, getattr(exact, name))
+    store(results, group_norm_forward(**inputs, eps=spec.eps, **spec.options(inputs["x"])))
 
 
 def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
     inputs, results = arguments(TABLE.backward_inputs, TABLE.backward_results, arrays)
-    wanted = [slot for slot in TABLE.backward_results if results[slot.argument] is not None]
-    needs = {operand_of(slot) for slot in wanted}
-    exact = group_norm_backward(**inputs, needs=needs, **spec.options(inputs["x"]))
-    for slot in wanted:
-        is_added = spec.accumulate and slot.kind is Kind.PARAMETER
-        store(results[slot.argument], getattr(exact, slot.argument), added=is_added)
+    exact = group_norm_backward(**inputs, needs=spec.needs, **spec.options(inputs["x"]))
+    store(results, exact, ("dweight", "dbias") if spec.accumulate else ())
 
 
 GROUP_FORWARD = OpDef(

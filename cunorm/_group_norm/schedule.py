@@ -49,7 +49,7 @@ MAX_SHARES = 256  # the most shares of a chunk, which are enough for all threads
 
 
 def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) -> Schedule:
-    """Plan the launches on a GPU; alignment allows `access` elements (see `vector_width`)."""
+    """Plan the launches on a GPU; alignment allows `access` elements (see `Kernel.access_to`)."""
     tiling = cuda_tiling(types, sizes, gpu)
     access = min(access, tiling.pack)
     least = access * min(dtype.itemsize for dtype in types.loaded)
@@ -100,8 +100,8 @@ def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
     if types.written is not None:
         h = types.compute if ("HANDED_H", "true") in macros else None
         moved = (*types.loaded, types.written, h)
-        stores = streaming_stores(moved, [types.written], row, types.compute, caps)
-        macros += stores.at(sizes.elements)
+        least, stores = streaming_stores(moved, [types.written], row, types.compute, caps)
+        macros += stores if sizes.elements >= least else ()
     schedule = _schedule(types, sizes, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
     return schedule._replace(shares=shares)
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The checked scalars of a group norm's call: GroupForwardSpec and GroupBackwardSpec."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
-from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
@@ -58,7 +57,6 @@ class GroupForwardSpec(GroupNormSpec):
     saves: bool  # mean and rstd are outputs
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written."""
         x = present(dtypes["x"])
         results = {"y": self.dtype or x}
         return results | dict.fromkeys(("mean", "rstd") if self.saves else (), compute_type(x))
@@ -76,7 +74,6 @@ class GroupBackwardSpec(GroupNormSpec):
     output_names = tuple(f"out.{name}" for name in GroupNormGrads._fields)
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the gradients that are written."""
         return {f"d{name}": dtype for name in self.needs if (dtype := dtypes[name])}
 
 
@@ -102,35 +99,20 @@ def backward_scalars(
     needs: object = NEEDS,
     accumulate: bool = False,
 ) -> Scalars:
-    """Return a backward's scalars in the way that `forward_scalars` does."""
     return (function, num_groups, activation, channel_axis, needs, accumulate)
-
-
-def _num_groups(function: str, argument: str, value: object) -> int | None:
-    return None if value is EACH_CHANNEL else validate.integer(function, argument, value)
-
-
-def _activation(function: str, argument: str, value: object) -> str:
-    name = "identity" if value is None else value
-    return validate.activation(function, argument, name)
 
 
 # The checks of scalars by name. Scalars that the caller does not give have no check.
 CHECKS: Checks = {
-    "num_groups": _num_groups,
-    "activation": _activation,
+    "num_groups": lambda function, argument, value: (
+        None if value is EACH_CHANNEL else validate.integer(function, argument, value)
+    ),
+    "activation": lambda function, argument, value: validate.activation(
+        function, argument, "identity" if value is None else value
+    ),
     "channel_axis": validate.integer,
     "eps": lambda function, _, eps: validate.epsilon(function, eps),
     "dtype": parse_optional_dtype,
     "needs": partial(validate.names, allowed=NEEDS),
     "accumulate": validate.flag,
 }
-
-
-@memoize()
-def backward_spec(
-    forward: GroupForwardSpec, _: object, needs: tuple[str, ...]
-) -> GroupBackwardSpec:
-    """Return the spec of a forward's backward; only row norms use the second argument."""
-    norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
-    return GroupBackwardSpec(**norm, needs=needs, accumulate=False)

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Row norms: one statistic scales each row of x; a row is all axes from `axis` to the last."""
 
-from .l2_norm import l2_norm, l2_norm_backward, l2_norm_forward
-from .layer_norm import add_layer_norm, layer_norm, layer_norm_backward, layer_norm_forward
-from .normalize import add_normalize, normalize, normalize_backward, normalize_forward
-from .rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_forward
+from cunorm._row_norm.l2_norm import l2_norm, l2_norm_backward, l2_norm_forward
+from cunorm._row_norm.layer_norm import (
+    add_layer_norm,
+    layer_norm,
+    layer_norm_backward,
+    layer_norm_forward,
+)
+from cunorm._row_norm.normalize import (
+    add_normalize,
+    normalize,
+    normalize_backward,
+    normalize_forward,
+)
+from cunorm._row_norm.rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_forward
 
 __all__ = [
     "add_layer_norm",

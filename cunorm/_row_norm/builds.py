@@ -4,7 +4,7 @@
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.calls import accumulators
+from cunorm._core.calls import backward_specs
 from cunorm._core.operands import Kind, arguments, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, optional_contiguous, optional_dtype
@@ -49,7 +49,7 @@ def backward_plan(name: str, options: Options, shape: tuple[int, int], device: D
     """Plan the backward of a forward, with the forward's results and a dy like its y."""
     forward = forward_plan(name, options, shape, device)
     inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
-    x, stream, rstd = present(inputs["x"]), results["residual"], present(results["rstd"])
+    x, stream = present(inputs["x"]), results["residual"]
     scalars = backward_scalars(
         *(FUNCTION, _options(options)),
         center="layer_norm" in name or options["center"],
@@ -62,9 +62,7 @@ def backward_plan(name: str, options: Options, shape: tuple[int, int], device: D
     dtype = options["d_residual"]
     d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
     operands = inputs | results | {"dy": results["y"], "x": stream or x, "d_residual": d_residual}
-    reads = [operands[slot.argument] for slot in ROW_BACKWARD.input_slots]
-    sums = accumulators(spec, ROW_BACKWARD.result_slots, inputs, rstd.dtype)
-    return plan_backward(spec, (*reads, *sums))
+    return plan_backward(spec, backward_specs(ROW_BACKWARD, spec, operands))
 
 
 def _options(options: Options) -> RowOptions:

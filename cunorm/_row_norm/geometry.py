@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import Kind, Slot, check_compute
+from cunorm._core.operands import Kind, Slot
 from cunorm._core.tensor import SINGLE_ROW, WHOLE, RowAxes, RowLayout, Shape, TensorSpec
 
 _WIDTH_LIMIT = 2**31
@@ -77,7 +77,7 @@ class Geometry(CallGeometry):
         axes = self.axes if slot.kind is Kind.LIKE_X else WHOLE
         validate.output(function, argument, spec, self.shape_of(slot.kind), axes)
         if slot.kind is Kind.STATISTIC:
-            check_compute(function, argument, spec, self.compute, self.float64_source)
+            self.check_compute(function, argument, spec)
 
 
 def row_geometry(

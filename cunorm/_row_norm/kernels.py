@@ -2,18 +2,17 @@
 """The row norms' operands, the macros of their kernels' builds, and the argument structs."""
 
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cunorm._core.build import KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
-from cunorm._core.kernel_types import KernelTypes, type_macros
-from cunorm._core.operands import Kind, Operand, OperandTable, names_of
+from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, names_of, type_macros
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
 from cunorm._row_norm.geometry import Geometry
-from cunorm.results import NormForward, NormGrads
+from cunorm.results import NormForward
 
 # The x of a backward is the new residual stream, if the forward had a stream.
 TABLE = OperandTable(
@@ -36,7 +35,6 @@ TABLE = OperandTable(
         Operand("rstd", Kind.STATISTIC, is_required=True, is_saved=True),
     ),
 )
-NO_GRADS = (None,) * len(TABLE.backward_results)
 
 
 def forward_inputs(
@@ -67,7 +65,7 @@ def forward_arrays(
     return (x, weight, bias, gate, residual, y, None, None, None, None)
 
 
-def backward_arrays(
+def backward_inputs(
     dy: object,
     x: object,
     *,
@@ -77,12 +75,9 @@ def backward_arrays(
     d_residual: object = None,
     mean: object = None,
     rstd: object,
-    out: NormGrads[object] | None = None,
-    workspace: object = None,
 ) -> Arrays:
-    """Return a backward's arrays in the order of the table: inputs, results and the workspace."""
-    results = NO_GRADS if out is None else out
-    return (dy, d_residual, x, weight, bias, gate, mean, rstd, *results, workspace)
+    """Return the inputs of a backward in the order of the table."""
+    return (dy, d_residual, x, weight, bias, gate, mean, rstd)
 
 
 class Formula(NamedTuple):
@@ -107,11 +102,10 @@ class Formula(NamedTuple):
 _PLAIN = Formula()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _RowTypes(KernelTypes, ABC):
     """The dtypes of the operands of a row norm's kernel."""
 
-    _: KW_ONLY
     gate: DType | None = None
     formula: Formula = _PLAIN
 
@@ -190,8 +184,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
 
     def access(self, alignments: Alignments) -> int:
-        """Return how many elements a GPU's thread can move at once with these alignments."""
         parameters = names_of(self.types.inputs, Kind.PARAMETER)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         strides |= {name: layout.strides for name, layout in self.layouts.items()}
-        return self.types.access(self.geometry.rows.width, strides, self.slots, alignments)
+        return self.access_to(self.geometry.rows.width, strides, alignments)

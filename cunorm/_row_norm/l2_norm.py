@@ -6,7 +6,7 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 from cunorm._core import validate
 from cunorm._core.types import ArrayT, DTypeLike, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_arrays, forward_arrays
+from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import UNIT_LENGTH, RowOptions, backward_scalars, l2_scalars
 from cunorm.results import NormForward, NormGrads
@@ -126,4 +126,6 @@ def l2_norm_backward(
     """
     validate.out_type("l2_norm_backward", out, NormGrads)
     scalars = backward_scalars("l2_norm_backward", RowOptions(axis, groups), c=UNIT_LENGTH)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, backward_arrays(dy, x, rstd=rstd, out=out)))
+    inputs = backward_inputs(dy, x, rstd=rstd)
+    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), None)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

@@ -7,7 +7,7 @@ from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_arrays, forward_arrays
+from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
@@ -420,16 +420,8 @@ def normalize_backward(
         needs=needs,
         accumulate=accumulate,
     )
-    arrays = backward_arrays(
-        dy,
-        x,
-        rstd=rstd,
-        mean=mean,
-        d_residual=d_residual,
-        gate=gate,
-        weight=weight,
-        bias=bias,
-        out=out,
-        workspace=workspace,
+    inputs = backward_inputs(
+        dy, x, weight=weight, bias=bias, gate=gate, mean=mean, rstd=rstd, d_residual=d_residual
     )
+    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

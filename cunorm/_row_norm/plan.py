@@ -10,7 +10,7 @@ from cunorm._core import validate
 from cunorm._core.calls import by_name, check_gradients, check_inputs, check_results
 from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import compute_type, numpy_dtype
-from cunorm._core.operands import Kind, Specs, arguments, dtypes_of, operand_of, present
+from cunorm._core.operands import Specs, arguments, dtypes_of, present
 from cunorm._core.param_grad import param_grad_call
 from cunorm._core.plan import (
     Aliases,
@@ -32,7 +32,6 @@ from cunorm.reference.rows import store
 
 
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a forward; `specs` are those of the table's inputs, then those of its results."""
     inputs, given = by_name(ForwardTypes, specs)
     x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
@@ -48,7 +47,8 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     kernel = RowKernel(types, geometry, operands, numbers)
     # The kernel writes the stream before it reads gate, weight and bias. It must not overwrite an x
     # that is returned as the stream. After writing the stream, it does not read x again.
-    keeps_x = spec.has_stream and results["residual_out"] is None
+    has_stream = spec.streams or spec.residual_dtype is not None
+    keeps_x = has_stream and results["residual_out"] is None
     slot_of = [*operands].index
     x_slot, stream_slot = slot_of("x"), slot_of("residual_out")
     of_y = tuple(slot for slot in range(len(inputs)) if slot != x_slot or not keeps_x)
@@ -73,7 +73,6 @@ def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
 
 
 def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
-    """Plan a backward; `specs` are those of the table's inputs, then those of its results."""
     function = spec.function
     inputs, given = by_name(BackwardTypes, specs)
     x = present(inputs["x"])
@@ -198,23 +197,18 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
         eps=spec.mean_eps(prod(inputs["x"].shape[spec.axis :]) // spec.groups),
         **spec.options(),
     )
-    store(stream, exact.residual)  # this is first, as y may be exactly x or residual
-    for name in ("y", "mean", "rstd"):
-        store(results[name], getattr(exact, name))
+    store(results, exact)
 
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
     inputs, results = arguments(TABLE.backward_inputs, TABLE.backward_results, arrays)
-    wanted = [slot for slot in TABLE.backward_results if results[slot.argument] is not None]
     exact = normalize_backward(
         **inputs,
         x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),
-        needs={operand_of(slot) for slot in wanted},
+        needs=spec.needs,
         **spec.options(),
     )
-    for slot in wanted:
-        is_added = spec.accumulate and slot.kind is Kind.PARAMETER
-        store(results[slot.argument], getattr(exact, slot.argument), added=is_added)
+    store(results, exact, ("dweight", "dbias") if spec.accumulate else ())
 
 
 ROW_FORWARD = OpDef(

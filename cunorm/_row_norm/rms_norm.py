@@ -6,7 +6,7 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 from cunorm._core import validate
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.kernels import backward_arrays, forward_arrays
+from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
@@ -236,14 +236,6 @@ def rms_norm_backward(
     scalars = backward_scalars(
         "rms_norm_backward", options, x_dtype=x_dtype, needs=needs, accumulate=accumulate
     )
-    arrays = backward_arrays(
-        dy,
-        x,
-        rstd=rstd,
-        d_residual=d_residual,
-        gate=gate,
-        weight=weight,
-        out=out,
-        workspace=workspace,
-    )
+    inputs = backward_inputs(dy, x, weight=weight, gate=gate, rstd=rstd, d_residual=d_residual)
+    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

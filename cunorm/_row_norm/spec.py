@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promoted
-from cunorm._core.memo import memoize, typed_key
+from cunorm._core.memo import typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
@@ -115,11 +115,6 @@ class RowForwardSpec(RowNormSpec):
         is_tuple = self.saves or self.streams
         return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
-    @property
-    def has_stream(self) -> bool:
-        """Return whether a residual stream is returned; if no stream is written, it is x itself."""
-        return bool(self.streams) or self.residual_dtype is not None
-
     def mean_eps(self, width: int) -> float:
         """Return the eps that is added to the mean of squares."""
         return self.eps / width if self.eps_of_sum else self.eps
@@ -143,8 +138,7 @@ class RowBackwardSpec(RowNormSpec):
         if "x" in self.needs and (dx is not x or dtypes["dresidual"] is None):
             results["dx"] = dx
         for name in self.needs:
-            operand = dtypes[name]
-            if name != "x" and operand is not None:
+            if name != "x" and (operand := dtypes[name]) is not None:
                 results[f"d{name}"] = operand
         if "x" in self.needs and dx is not x:
             results["dresidual"] = x
@@ -199,7 +193,6 @@ def backward_scalars(
     needs: object = NEEDS,
     accumulate: bool = False,
 ) -> Scalars:
-    """Return a backward's scalars in the way that `forward_scalars` does."""
     return (function, *options, center, c, x_dtype, needs, accumulate)
 
 
@@ -220,7 +213,9 @@ CHECKS: Checks = {
     "gate_activation": validate.activation,
     "gate_position": partial(validate.choice, allowed=("pre", "post")),
     "center": validate.flag,
-    "c": lambda function, _, c: validate.parse_c(function, c and c[0]),
+    "c": lambda function, _, c: (
+        c and validate.finite(function, "c", c[0], "a finite number or None")
+    ),
     "eps": lambda function, _, eps: validate.epsilon(function, eps),
     "dtype": parse_optional_dtype,
     "residual_dtype": parse_optional_dtype,
@@ -228,12 +223,3 @@ CHECKS: Checks = {
     "needs": partial(validate.names, allowed=NEEDS),
     "accumulate": validate.flag,
 }
-
-
-@memoize()
-def backward_spec(
-    forward: RowForwardSpec, x_dtype: DType | None, needs: tuple[str, ...]
-) -> RowBackwardSpec:
-    """Return the spec of a forward's backward; its errors name the function of the forward."""
-    norm = {one.name: getattr(forward, one.name) for one in fields(RowNormSpec)}
-    return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)

@@ -95,15 +95,6 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     )
 
 
-def blocks_with_room(types: RowTypes, team: Team) -> int:
-    """Return how many blocks of a team have enough registers on compute capability 10.0.
-
-    A forward in float32 takes two registers more there than on other GPUs.
-    """
-    more = types.compute.itemsize // 2 if isinstance(types, ForwardTypes) else 0
-    return max(1, room_of(team.registers + more, team.threads))
-
-
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
     """Return how a block, or some of its lanes, hold a row, or None if the row is too long.
 

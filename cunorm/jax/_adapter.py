@@ -38,7 +38,6 @@ _ALIGNMENT = 64  # XLA copies a host buffer with less alignment
 class JaxAdapter(DLPackAdapter):
     """The adapter of JAX arrays that are on one device."""
 
-    name = "jax"
     dispatches_itself = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:

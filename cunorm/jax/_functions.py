@@ -7,20 +7,18 @@ from jax import Array
 
 from cunorm._core.memo import typed_key
 from cunorm._core.types import Activation, DTypeLike, GatePosition
-from cunorm._group_norm import spec as group_spec
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars
-from cunorm._row_norm import spec as row_spec
 from cunorm._row_norm.kernels import forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import forward_scalars, l2_scalars
 from cunorm.jax._vjp import ArrayLike, Norm
 from cunorm.results import AddNorm
 
-_ROW = Norm(ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec)
-_GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD, group_spec.backward_spec)
+_ROW = Norm(ROW_FORWARD, ROW_BACKWARD)
+_GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD)
 
 
 def rms_norm(

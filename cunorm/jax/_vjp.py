@@ -12,9 +12,9 @@ from jax import Array
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from cunorm._core.dtypes import DType, dtype_of
+from cunorm._core.dtypes import dtype_of
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef, OpSpec, SpecT
+from cunorm._core.plan import OpDef, OpSpec, SpecT, backward_spec
 from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type, shown
 from cunorm._dispatch import parse
@@ -39,8 +39,6 @@ _ARRAYS = (Array, np.ndarray)
 class Norm:
     forward: OpDef[Any]
     backward: OpDef[Any]
-    # Takes the forward's OpSpec, x's dtype, and the names of operands whose gradients are wanted.
-    backward_spec: Callable[[Any, DType, tuple[str, ...]], OpSpec]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
         op, is_traced = self.forward, False
@@ -137,10 +135,10 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
     if dy is not None:
         needs = {"x" if name == "residual" else name for name in wanted}
         x = dtype_of(spec.function, "x", note.dtype)
-        backward_spec = norm.backward_spec(spec, x, tuple(sorted(needs)))
+        of_backward = backward_spec(norm.backward, spec, x, tuple(sorted(needs)))
         arrays = {"dy": dy, "d_residual": d_residual, **arrays}
         inputs = [arrays[name] for name in norm.backward.inputs]
-        gradients = _ffi.run(norm.backward, backward_spec, inputs)
+        gradients = _ffi.run(norm.backward, of_backward, inputs)
     elif d_residual is not None:  # of the results, only the stream was used
         gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
     return (tuple([gradients.get(f"d{one}") if one in wanted else None for one in names]),)

@@ -103,5 +103,3 @@ ACTIVATIONS = {
     "gelu": _product("gelu", _normal_cdf),
     "gelu_tanh": _product("gelu_tanh", lambda z: sigmoid(_twice_u(z))),
 }
-NONE = "identity"  # the activation of a group norm that has none
-GATE = "silu"  # the default activation of a gate

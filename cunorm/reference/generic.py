@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cunorm.reference import rows
-from cunorm.reference.activations import ACTIVATIONS, GATE
+from cunorm.reference.activations import ACTIVATIONS
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import NormForward, NormGrads
-
-OPERANDS = ("x", "weight", "bias", "gate")
 
 
 class Options(TypedDict, total=False):
@@ -58,7 +56,7 @@ def normalize_forward(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Array | None = None,
-    gate_activation: str = GATE,
+    gate_activation: str = "silu",
     gate_position: str = "post",
 ) -> NormForward[Array]:
     """Normalise each row, and return what the backward needs.
@@ -108,10 +106,10 @@ def normalize_backward(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Array | None = None,
-    gate_activation: str = GATE,
+    gate_activation: str = "silu",
     gate_position: str = "post",
     x_dtype: DTypeLike | None = None,
-    needs: Collection[str] = OPERANDS,
+    needs: Collection[str] = ("x", "weight", "bias", "gate"),
 ) -> NormGrads[Array]:
     """Differentiate `normalize_forward`, exactly for any eps, because rstd contains eps.
 

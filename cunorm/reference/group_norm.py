@@ -13,11 +13,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from cunorm.reference.activations import ACTIVATIONS, NONE
+from cunorm.reference.activations import ACTIVATIONS
 from cunorm.reference.rows import Array, Float64, centered, sum_over_rows
 from cunorm.results import GroupNormForward, GroupNormGrads
-
-OPERANDS = ("x", "weight", "bias")
 
 
 @np.errstate(all="ignore")
@@ -50,7 +48,7 @@ def group_norm_forward(
     mean, q = centered(rows, rows.mean(axis=-1, keepdims=True))
     rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
     n = _affine((q * rstd).reshape(grid.shape), weight, bias)
-    y = ACTIVATIONS[activation or NONE].value(n)
+    y = ACTIVATIONS[activation or "identity"].value(n)
     return GroupNormForward(_in_place_of(x, y, channel_axis), mean[..., 0], rstd[..., 0])
 
 
@@ -66,7 +64,7 @@ def group_norm_backward(
     rstd: Array,
     activation: str | None = None,
     channel_axis: int = -1,
-    needs: Collection[str] = OPERANDS,
+    needs: Collection[str] = ("x", "weight", "bias"),
 ) -> GroupNormGrads[Array]:
     """Differentiate `group_norm_forward`, exactly for any eps, because rstd contains eps.
 
@@ -85,7 +83,7 @@ def group_norm_backward(
     mean, rstd = (statistic.astype(np.float64)[..., None] for statistic in (mean, rstd))
     q = centered(_as_rows(grid), mean)[1]
     r = (q * rstd).reshape(grid.shape)
-    slope = ACTIVATIONS[activation or NONE].slope(_affine(r, weight, bias))
+    slope = ACTIVATIONS[activation or "identity"].slope(_affine(r, weight, bias))
     h = _as_grid(dy, num_groups, channel_axis) * slope
     total_h, total_hr = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * r))
 

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cunorm.reference.generic import (
-    BackwardOptions,
-    Options,
-    normalize_backward,
-    normalize_forward,
-)
+from cunorm.reference.generic import BackwardOptions, Options, normalize_backward, normalize_forward
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import AddNorm, NormForward, NormGrads
 

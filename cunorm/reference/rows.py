@@ -4,6 +4,7 @@
 from __future__ import annotations  # help() has the names of the aliases
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def store(array: Array | None, exact: Any, *, added: bool = False) -> None:
-    """Write exact numbers into an array, rounded once, or add them to what it holds."""
-    if array is not None:
-        array[...] = round_to(array + exact if added else exact, array.dtype)
+def store(arrays: Mapping[str, Array | None], results: Any, added: Collection[str] = ()) -> None:
+    """Write results into the arrays of their names, rounded once, or add those in `added`."""
+    for name, array in arrays.items():
+        if array is not None:
+            exact = getattr(results, name)
+            array[...] = round_to(array + exact if name in added else exact, array.dtype)

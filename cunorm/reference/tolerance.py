@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from cunorm.reference.activations import ACTIVATIONS, GATE, TAILS
+from cunorm.reference.activations import ACTIVATIONS, TAILS
 from cunorm.reference.rows import Array, round_to
 
 U = 2.0**-24
@@ -93,7 +93,7 @@ class Tolerance:
         self.before = self.after = ONE
         gate, self.slope, self.is_pre_gate = operands.get("gate"), None, False
         if gate is not None:
-            name = options.get("gate_activation", GATE)
+            name = options.get("gate_activation", "silu")
             g, self.slope = (_apply(name, order, self._rows(gate)) for order in (0, 1))
             self.is_pre_gate = options.get("gate_position") == "pre"
             self.before, self.after = (g, ONE) if self.is_pre_gate else (ONE, g)

@@ -13,13 +13,11 @@ from torch.nn import functional
 
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef
+from cunorm._core.plan import OpDef, backward_spec
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import GroupBackwardSpec, GroupForwardSpec
-from cunorm._group_norm.spec import backward_spec as group_backward_spec
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
-from cunorm._row_norm.spec import backward_spec as row_backward_spec
 
 Operand: TypeAlias = Tensor | None
 Tensors = Sequence[Operand]
@@ -36,7 +34,6 @@ class OpPair:
     name: str  # the names of its operators in torch's dispatcher begin with this
     forward: OpDef[Any]
     backward: OpDef[Any]
-    backward_spec: Callable[..., BackwardSpec]  # takes a forward's spec, x's dtype and needs
     formula: Callable[..., Tensor]  # takes a spec, x's dtype, operands; returns y
 
     def __post_init__(self) -> None:
@@ -110,7 +107,8 @@ def _spec_of_gradients(
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)
-    return pair.backward_spec(spec, parse_dtype(spec.function, "x", x_dtype), needs)
+    x = parse_dtype(spec.function, "x", x_dtype)
+    return backward_spec(pair.backward, spec, x, needs)
 
 
 # --- formulas that autograd differentiates again --------------------------------------------------
@@ -206,5 +204,5 @@ def group_formula(
     return y.movedim(1, spec.channel_axis)
 
 
-ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, row_backward_spec, row_formula)
-GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD, group_backward_spec, group_formula)
+ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, row_formula)
+GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD, group_formula)

@@ -60,7 +60,7 @@ def test_the_builds_of_a_call_are_compiled_at_the_same_time_and_once(tmp_path):
     with separate_cache(tmp_path, text) as cache:
         entries = _compile.libraries([first, second, first])
         assert len(libraries(cache)) == len(list(running.iterdir())) == 2
-        assert entries == [_compile.loaded.get(build) for build in (first, second, first)]
+        assert entries == [_compile.loaded.values.get(build) for build in (first, second, first)]
         assert entries[0] != entries[1]
 
 

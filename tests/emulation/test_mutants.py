@@ -117,7 +117,7 @@ def detected(setting: Setting, wanted: set[str]) -> set[str]:
     with machine(features, grid, sources, spared, alone=alone, multiprocessors=1) as launches:
         call.check()
         builds = {launch.build for launch in launches if launch.build.kernel == kernel}
-        switch = Switch([_cuda.loaded.get((build, 0)) for build in builds])
+        switch = Switch([_cuda.loaded.values.get((build, 0)) for build in builds])
         with switch.at(NOTING):
             call.check()
         left = {number for number in switch.reached() if names[number] in wanted}

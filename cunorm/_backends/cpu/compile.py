@@ -60,7 +60,7 @@ class Failed(RuntimeError):
 def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
     """Return the entries of builds; compile missing builds in parallel."""
     builds = list(builds)
-    found = {build: entry for build in builds if (entry := loaded.get(build))}
+    found = {build: entry for build in builds if (entry := loaded.values.get(build))}
     missing = [build for build in dict.fromkeys(builds) if build not in found]
     if missing:
         calls = [partial(prepare, build) for build in missing]

@@ -37,7 +37,6 @@ class Stopped(RuntimeError):
 def run(
     command: Sequence[str], env: Mapping[str, str] | None = None, *, limit: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler for at most `limit` seconds."""
     limit = TIME_LIMIT if limit is None else limit
     stop, end = getattr(_of_thread, "stop", None) or Event(), monotonic() + limit
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "text": True, "errors": "replace"}

@@ -19,9 +19,8 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 _is_loaded = Event()  # set when the first library, and OpenMP with it, is loaded
-
+_is_forked = Event()  # set in a forked child
 _chosen: int | None = None
-_forked = False
 
 
 def set_num_threads(n: int | None) -> None:
@@ -68,7 +67,7 @@ def short_waits() -> Iterator[None]:
 
 
 def thread_count() -> int:
-    if _forked:
+    if _is_forked.is_set():
         return 1
     if _chosen is not None:
         return _chosen
@@ -105,10 +104,5 @@ def last_cache_bytes() -> int:
     return 32 << 20
 
 
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_is_forked.set)
