@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A strip of a part of a sample. It is one pack of channels wide or, with channels first, one
-// channel. Its packs form chunks, whose sums are added up by Kahan's summation.
+// channel. Its packs form runs, whose sums are added up by Kahan's summation.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
@@ -17,14 +17,14 @@ inline void for_each_item(TilePackAt<Column, writes> at, const F& f) {
   for_each_item<B>(at.column, at.end, f);
 }
 
-// A sum over chunks of packs for each channel of a strip.
+// A sum over runs of packs for each channel of a strip.
 template <class B>
 struct LineSum {
   Pack<Accumulator<Sum, Item<B>>, items_per_pack<B>> total = {};
 
-  void add(ItemSums<B>& chunk, int part) {
+  void add(ItemSums<B>& run, int part) {
     Accumulator<Sum, Item<B>>* const totals = total.item + part * items_per_part<B>;
-    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.values.item[i]); });
+    unrolled<items_per_part<B>>([&](int i) { totals[i].add(run.values.item[i]); });
   }
   Items<B> value() const {
     return for_channels<B>([&](int i) { return total.item[i].value; });
@@ -32,7 +32,7 @@ struct LineSum {
 };
 template <class B>
 struct ColumnSum : RowSum<B> {
-  void add(ItemSums<B>& chunk, int) { RowSum<B>::add(chunk); }
+  void add(ItemSums<B>& run, int) { RowSum<B>::add(run); }
   ChannelItems<B> value() const { return {{broadcast<B>(RowSum<B>::result())}}; }
 };
 template <class B>
@@ -57,12 +57,12 @@ struct Strip {
   // Calls f(pack) in the pass that writes.
   template <class F>
   void for_each_pack(const F& f) const {
-    for_each_chunk([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
+    for_each_run<true>([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
   }
   template <int count, class Add>
   Pack<ChannelItems<B>, count> sums(const Add& add) const {
     ChannelSum<B> totals[count];
-    for_each_chunk([&](auto first, index_t end) {
+    for_each_run<false>([&](auto first, index_t end) {
       ItemSums<B> sums[count];
       for_each_pack_of<false>(first, end, [&](auto at) { add(at, sums); });
       unrolled<count>([&](int i) { totals[i].add(sums[i], first.part); });
@@ -155,13 +155,13 @@ struct Strip {
     return std::max<index_t>(1, (packs - 1) / (least - 1));
   }
 
-  // Calls f(first, end) for chunks of at most 16 packs. With channels last, `first` and `end` are
-  // lines, and a chunk has only one part of each pack, so that a loop has few sums. With channels
-  // first, `first` and `end` are columns.
-  template <class F>
-  void for_each_chunk(const F& f) const {
+  // Calls f(first, end) for runs of packs. With channels last, `first` and `end` are lines, and a
+  // run has only one part of each pack, so that a loop has few sums. With channels first, `first`
+  // and `end` are columns.
+  template <bool writes, class F>
+  void for_each_run(const F& f) const {
     const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);
-    constexpr index_t step = 16 * (B::channels_last ? 1 : B::pack);
+    constexpr index_t step = (writes ? chunk_packs : run_packs) * (B::channels_last ? 1 : B::pack);
     if constexpr (B::channels_last) {
       for (index_t line = first; line < end; line += step)
         for_each_part([&](Part at) { f(FirstPart{at, line}, std::min(line + step, end)); });

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The CPU's param_sums.cuh: sums over the rows that a block walks, in memory.
 //
-// Up to sixteen rows are added to recent sums, which are then added to the block's row of partial
-// sums. Recent sums are in the next row of memory or, if a block has at most sixteen rows, in the
-// row of partial sums itself. Several rows are taken at once, to share loads and stores of sums.
+// Up to eight rows are added to recent sums, which are then added to the block's row of partial
+// sums. The rounding errors of that addition are the next recent sums' first summands. Recent sums
+// are in the next row of memory or, if a block has at most eight rows, in the row of partial sums
+// itself. Several rows are taken at once, to share loads and stores of sums.
 #pragma once
 #include "row.cuh"
 
@@ -55,7 +56,7 @@ struct ColumnSums {
     if constexpr (wanted) store(recent, at, adder.sums);
   }
 
-  // Adds the recent sums to the block's row of partial sums.
+  // Adds the recent sums to the block's row of partial sums, and keeps the rounding errors.
   void end_run(const Walk<B>& walk) {
     if constexpr (!wanted) return;
     if (recent != sums)
@@ -64,13 +65,20 @@ struct ColumnSums {
           Items<B> v = items(recent, at);
           if (begun) {
             const Items<B> before = items(sums, at);
-            for_each_item<B>(at, [&](auto item) { v.item[item.index] += before.item[item.index]; });
+            Items<B> rest = {};
+            for_each_item<B>(at, [&](auto item) {
+              Accumulator<Sum, Item<B>> sum{before.item[item.index]};
+              sum.add(v.item[item.index]);
+              v.item[item.index] = sum.value;
+              rest.item[item.index] = -sum.compensation;
+            });
+            store(recent, at, rest);
           }
           store(sums, at, v);
         });
       });
+    recent_begun = begun;
     begun = true;
-    recent_begun = false;
   }
 
  private:
@@ -91,7 +99,7 @@ struct ColumnSums {
 
 template <class B>
 struct ParamSums {
-  static constexpr int run_rows = 16;
+  static constexpr int run_rows = 8;
   static_assert(run_rows % max_rows_at_once == 0, "rows that are taken at once are recent");
 
   ColumnSums<B, B::dweight> dweight;

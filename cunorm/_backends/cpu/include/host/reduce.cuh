@@ -5,46 +5,66 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// Reduces over a chunk of at most 16 packs: value i is the result over item i of all packs.
-inline constexpr int chunk_packs = 16, part_chunks = 8;
+// In the first pass over a row, a chunk is a run of at most 4 packs. A part of a row has the runs
+// of 8 chunks of the second pass.
+inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
+
+// Reduces over a run: value i is the result over item i of all packs. Where equal numbers are added
+// to a larger one, all roundings may have the same direction, so runs are short.
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
   Identities<Op, Item<B>, items_per_pack<B>> values = {};
+  bool is_cut = false;  // whether the run is a pack that the row's end cuts
 
   template <class At>
   void add(At at, Item<B> v) {
+    is_cut = same_type<At, CutItem>;
     values.item[at.slot] = Op::of(values.item[at.slot], v);
   }
   template <class At>
   void add_product(At at, Item<B> a, Item<B> b) {
     static_assert(same_type<Op, Sum>, "a product is added");
+    is_cut = same_type<At, CutItem>;
     values.item[at.slot] = fma(a, b, values.item[at.slot]);
   }
   // Returns the result over all items. It overwrites the values.
   typename B::compute_t result() {
-    fold<items_per_pack<B> / 2>();
+    fold<1>();
     return simd::reduce<Op>(values.item[0]);
   }
-
- private:
-  template <int half>
+  // Combines the upper and the lower half of the values until `left` are left.
+  template <int left, int count = items_per_pack<B>>
   void fold() {
-    unrolled<half>([&](int i) { values.item[i] = Op::of(values.item[i + half], values.item[i]); });
-    if constexpr (half > 1) fold<half / 2>();
+    if constexpr (count > left) {
+      constexpr int half = count / 2;
+      unrolled<half>(
+          [&](int i) { values.item[i] = Op::of(values.item[i + half], values.item[i]); });
+      fold<left, half>();
+    }
   }
 };
 template <class B>
 using ItemSums = ItemReduction<B>;
 
-// Reduces over a row: first over the chunks of each part, then over the parts. If a row has one
-// part, the part's value is the result.
+// Whether the first chunk has one pack only, as in a centered forward.
+template <class B, class = void>
+inline constexpr bool begins_with_pack = false;
+template <class B>
+inline constexpr bool
+    begins_with_pack<B, std::enable_if_t<B::center, std::void_t<typename B::y_t>>> = true;
+
+// Reduces over a row: over the runs of each part, in 16 lanes, then over the lanes, then over the
+// parts. The parts are those of a shared row, in which a cut pack is a chunk (row_walk.cuh).
 template <class B, class Op = Sum>
 struct RowReduction {
   using Operation = Op;
   using C = typename B::compute_t;
-  Accumulator<Op, C> recent, parts_before;
-  int chunks = 0;
+  static constexpr int items = std::min(items_per_pack<B>, std::max(1, 16 / simd::lanes<C>));
+  static constexpr int chunk_runs = chunk_packs / run_packs, part_runs = part_chunks * chunk_runs;
+  Pack<Accumulator<Op, Item<B>>, items> lanes;
+  Accumulator<Op, C> parts_before;
+  int runs = part_runs;  // of the part, as if each chunk before its last had chunk_runs
   index_t part = -1;
   C* parts = nullptr;  // values of the parts of a shared row
 
@@ -52,34 +72,45 @@ struct RowReduction {
     if constexpr (shared_rows) parts = gang.ring<Op, C>();
   }
 
-  void add(ItemReduction<B, Op>& chunk) {
-    const C v = chunk.result();
-    if constexpr (shared_rows) {
-      if (gang.part < 0) return;
-      if (part != gang.part) recent = {};
-      part = gang.part;
-      recent.add(v);
-      parts[part] = recent.value;
-    } else if (chunks++ == 0) {
-      recent.value = v;
+  void add(ItemReduction<B, Op>& run) {
+    if (shared_rows && gang.part < 0) return;
+    run.template fold<items>();
+    if (shared_rows ? gang.part != part : runs > part_runs - (run.is_cut ? chunk_runs : 1)) {
+      end_part();
+      part = shared_rows ? gang.part : part + 1;
+      runs = begins_with_pack<B> && part == 0 ? chunk_runs : 1;
+      unrolled<items>([&](int i) { lanes.item[i] = {run.values.item[i]}; });
     } else {
-      if ((chunks - 1) % part_chunks == 0) {
-        parts_before.add(recent.value);
-        recent = {};
-      }
-      recent.add(v);
+      ++runs;
+      unrolled<items>([&](int i) { lanes.item[i].add(run.values.item[i]); });
     }
+  }
+  // Call it after the last run of a shared row.
+  void end_part() {
+    if (part < 0) return;
+    if constexpr (shared_rows)
+      parts[part] = part_value();
+    else
+      parts_before.add(part_value());
   }
 
   // For a shared row, call it after all threads have waited for each other.
   C result() const {
-    if (!shared_rows && chunks <= part_chunks) return recent.value;
+    if (!shared_rows && part == 0) return part_value();
     Accumulator<Op, C> row = parts_before;
     if constexpr (shared_rows)
       for (index_t i = 0; i < gang.parts; ++i) row.add(parts[i]);
     else
-      row.add(recent.value);
+      row.add(part_value());
     return row.value;
+  }
+
+ private:
+  C part_value() const {
+    ItemReduction<B, Op> found;
+    unrolled<items>([&](int i) { found.values.item[i] = lanes.item[i].value; });
+    found.template fold<1, items>();
+    return simd::reduce<Op>(found.values.item[0]);
   }
 };
 template <class B>
@@ -102,7 +133,10 @@ struct Team {
   // Returns the results over the threads.
   template <class... Reductions>
   Pack<C, sizeof...(Reductions)> all_reduce(Reductions&... reductions) const {
-    if constexpr (shared_rows) gang.wait();
+    if constexpr (shared_rows) {
+      (reductions.end_part(), ...);
+      gang.wait();
+    }
     return {{reductions.result()...}};
   }
 };

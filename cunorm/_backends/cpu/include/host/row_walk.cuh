@@ -21,7 +21,7 @@ inline constexpr bool streamed = true;
 
 // How many rows are taken at once. That many rows of x stay in a second-level cache between passes,
 // beside dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
-// power of two, so that it divides the sixteen rows that param_sums.cuh adds up at a time.
+// power of two, so that it divides the eight rows that param_sums.cuh adds up at a time.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
@@ -66,12 +66,6 @@ struct Results {
         __builtin_prefetch(row[i] + column * itemsize[i] + byte, to_write, to_first_level);
   }
 };
-
-// Whether the first chunk has one pack only, as in a centered forward.
-template <class B, class = void>
-inline constexpr bool begins_with_pack = false;
-template <class B>
-inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
 
 // The first pass of a centered backward has three sums, and 16 registers cannot hold the sums of
 // all parts of a pack. Where it is quicker, the pass visits one part of all packs, then the next.
@@ -169,9 +163,10 @@ struct Walk {
   }
 };
 
-// A chunk has 16 packs, or the packs that are left of the row. A pack that the row's end cuts is a
-// chunk of its own. If the first chunk has one pack only, the next chunk has the other 15. If
-// threads share a row, each has parts of it (gang.h).
+// A chunk has 4 packs in the first pass and 16 in the second, or the packs that are left of the
+// row. A pack that the row's end cuts is a chunk of its own. If the first chunk has one pack only,
+// the next chunk ends where it would without that. If threads share a row, each has parts of it
+// (gang.h).
 template <class B>
 struct Row {
   static constexpr bool exists = true;
@@ -240,9 +235,10 @@ struct Row {
   }
   template <bool second_pass, class F>
   void for_each_whole_chunk(index_t column, index_t last, const F& f) const {
+    constexpr index_t step = second_pass ? columns : run_packs * B::pack;
     while (column < last) {
       const bool is_pack = begins_with_pack<B> && column == 0;
-      const index_t next = is_pack ? B::pack : column - column % columns + columns;
+      const index_t next = is_pack ? B::pack : column - column % step + step;
       f(Chunk<B, second_pass, false>{column, std::min(next, last), results});
       column = next;
     }
