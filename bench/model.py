@@ -31,10 +31,10 @@ class Gpu(NamedTuple):
 # - sm_count, clock (boost) and peak bandwidth: NVIDIA's data sheets and white papers of A100
 #   80GB SXM (2.04 TB/s), H100 SXM (3.35 TB/s), H200 SXM (4.8 TB/s) and B200 SXM (8 TB/s).
 # - copy: 0.9 of the peak on H100 and H200; QuACK's authors measured 3.0 TB/s for a clone on H100.
-#   For A100 it is 0.83 of the peak, about the share of device-to-device copies; for B200 it is 0.88
-#   of the peak, an assumption somewhat below the share of H200.
+#   For A100 it is 0.83 of the peak, which device-to-device copies roughly reach. For B200 it is
+#   0.88 of the peak, an assumption: somewhat less than the 0.9 of H200.
 # - latency: a load takes 0.3 to 0.45 µs on an idle H100 or A100 (published pointer chases: 470 to
-#   660 clocks). `rate` adds the time that a load waits for other loads.
+#   660 clocks). `rate` in rounds.py adds the waits for other loads.
 # - l2_latency: about 260 clocks (published pointer chases on A100 and H100).
 # - fma: the CUDA C++ Programming Guide, "Arithmetic Instructions".
 # - sm_bytes: the port of a multiprocessor's L1 (published microbenchmarks since Volta).
@@ -46,21 +46,23 @@ GPUS = {
 }
 MODELLED = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS.values()))
 # Warp instructions that a multiprocessor starts per clock, in all and on the pipes other than fma.
-# The guide has four schedulers, and results per clock: 64 of integers, logic and conversions to 16
-# bits; 16 of roots, powers and other conversions; 32 of shuffles.
+# According to the guide, a multiprocessor has four schedulers. Each clock it gives 64 results of
+# integers, logic and conversions to 16 bits, 16 of roots, powers and other conversions, and 32 of
+# shuffles; a warp instruction has 32 results.
 SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
-# Seconds until all blocks of a cluster have the sums of one of them: an estimate. The latency of
-# another block's shared memory is 0.1 µs (published); the rest is waiting for the slowest block.
+# Seconds from the moment a block has its own sums until it has those of all blocks of its cluster:
+# an estimate. The latency of another block's shared memory is 0.1 µs (published); the rest is
+# waiting for the slowest block.
 EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
 # Seconds until the second launch of a call starts, if it may begin while the first ends
 # (programmatic dependent launch, from compute capability 9.0 on): an estimate.
 DEPENDENT_LAUNCH = 1e-6
-ELEMENTS = 1 << 26  # of x, in all predictions except those of small work
+ELEMENTS = 1 << 26  # of x in predictions, except those for a few rows or samples (static_plans.py)
 
 
 class Traffic(NamedTuple):
-    """Bytes read and written: by an operator for each element of x, or by a round."""
+    """Bytes read and written, by an operator for each element of x, or by a `Round` (rounds.py)."""
 
     reads: float
     writes: float

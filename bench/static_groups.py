@@ -28,16 +28,19 @@ def speed_of_groups(
     blocks_of: BlocksPerSm,
     param_grad: ParamGrad | None,
 ) -> Columns:
-    """Return the columns that are known.
+    """Return the columns of a launch, and of the call if this is its last launch.
+
+    There are none if the launch cannot be counted, and only `instructions` without a GPU.
 
     Parameters
     ----------
     plan
-        A launch.
+        A launch (`Plan` of static_plan.py, not of cunorm).
     gpu
         The GPU, if the model has it.
     sass_of, blocks_of
-        Return the disassembly of a launch; how many of its blocks fit a multiprocessor.
+        `sass_of` returns the disassembly of a launch, `blocks_of` how many of its blocks fit a
+        multiprocessor.
     param_grad
         The launch that follows a backward.
     """
@@ -61,7 +64,10 @@ def speed_of_groups(
 
 
 def call_traffic(plan: Plan) -> Traffic:
-    """Return the necessary bytes of a call; two launches read x twice if no sample fits L2."""
+    """Return the necessary bytes of a call for each element of x.
+
+    If the call has two launches and L2 does not keep a sample, the reads count twice.
+    """
     traffic = plan.traffic()
     reads_twice = plan.before is not None and not _fits_l2(plan, 1)
     return Traffic(traffic.reads * (2 if reads_twice else 1), traffic.writes)

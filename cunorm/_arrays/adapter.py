@@ -16,16 +16,16 @@ Signature = tuple[list[object], list[int]]  # parts of a key; addresses, with 0 
 class ArrayAdapter(ABC):
     """Reads the arrays of one library, and makes the results for its users."""
 
-    # These functions take an array that has a signature. They return its address, and its dtype and
-    # device, or None instead if the array is not contiguous.
+    # These functions take an array that has a signature. `pointer` returns its address,
+    # `contiguous_type` its dtype and device, or None if the array is not contiguous.
     pointer: Any = None
     contiguous_type: Callable[[Any], Hashable]
-    # These functions take a CUDA device. They return the raw stream that the caller works on, and a
-    # context in which the device is current.
+    # These functions take a CUDA device. `stream` returns the raw stream that the caller works on,
+    # `device_scope` a context in which the device is current.
     stream: Callable[[Device], int]
     device_scope: Callable[[Device], AbstractContextManager[object]]
     allocates_like = False  # whether an allocator takes the shape from a model array
-    # Whether the library makes some calls itself; `dispatch` returns their outputs, else None.
+    # Whether the library makes some calls itself, by `dispatch`, which returns None for the others.
     dispatches_itself = False
     dispatch: Callable[[OpDef[Any], Any, Sequence[Any]], list[Any] | None]
 
@@ -64,7 +64,7 @@ class ArrayAdapter(ABC):
         return tensor.in_elements(array.strides, array.itemsize)
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few libraries count
-        """Count a write to each array that is not None; autograd may have saved an array."""
+        """Count a write to each array that is not None, so that autograd refuses saved arrays."""
 
     def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
@@ -92,7 +92,7 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
 
 
 def in_memory_order(spec: TensorSpec) -> tuple[Shape, tuple[int, ...] | None]:
-    """Return a dense array's shape in memory, and the axes that transpose it back, or None."""
+    """Return a dense array's shape in memory, and the axes that transpose back; None: C order."""
     if spec.strides == tensor.contiguous_strides(spec.shape):
         return spec.shape, None
     axes = sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis])

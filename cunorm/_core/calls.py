@@ -52,10 +52,11 @@ Outputs = tuple[OutputSpec, ...]
 class CallGeometry(ABC):
     """The division of x into rows or groups: the operands' shapes, and where lines are in memory.
 
-    A line is a row, or in a group norm a run of x. Parameters and statistics are contiguous.
+    A line is a row or, in a group norm, a contiguous run of x. Parameters and statistics are
+    contiguous.
     """
 
-    float64_source: ClassVar[str]  # names, for errors, the arrays that decide the compute type
+    float64_source: ClassVar[str]  # for errors: the arrays that decide the compute type
     absent: ClassVar[tuple[int, ...]]  # the layout of an absent operand
 
     shape: Shape  # the shape of x
@@ -76,7 +77,7 @@ class CallGeometry(ABC):
 
     @abstractmethod
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
-        """Return where the lines of an array like x are, None if kernels cannot follow them."""
+        """Return where the lines of an array like x are; None if kernels cannot follow them."""
 
     @abstractmethod
     def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
@@ -94,7 +95,7 @@ class CallGeometry(ABC):
         return contiguous(self.shape_of(kind), dtype, x.device)
 
     def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
-        """Return where the lines of an operand like x are, or those of its copy if it is copied."""
+        """Return where the lines of an operand are or, if it is copied, those of its copy."""
         if spec is None:
             return self.absent
         return self.layout(spec) or present(self.layout(spec.dense(self.copy_axes)))
@@ -178,7 +179,7 @@ class BackwardSpec(OpSpec, Protocol):
 def check_gradients(
     spec: BackwardSpec, types: type[KernelTypes], inputs: Specs, given: Specs
 ) -> None:
-    """Check that a backward has the gradients that are given, and is given sums to add to."""
+    """Check that a backward computes the given gradients and, if it adds to sums, gets these."""
     for slot in types.results:
         operand = operand_of(slot)
         if operand not in spec.needs or inputs[operand] is None:
@@ -192,7 +193,7 @@ def check_gradients(
 def backward_specs(op: OpDef[Any], spec: BackwardSpec, operands: Specs) -> OptionalSpecs:
     """Return the specs of a backward's arrays; the keys of `operands` are the caller's names.
 
-    Only sums to which the backward adds are given, in the compute type.
+    Of the outputs, only sums to which the backward adds are given; they have the compute type.
     """
     compute = present(operands["rstd"]).dtype
     added = {name for name in op.summed if spec.accumulate and name in spec.needs}
@@ -221,7 +222,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         found = enumerate(operands.items())
         self.slots = {name: slot for slot, (name, spec) in found if spec is not None}
         self.slots["workspace"] = len(operands)
-        # The values are a RowLayout or Lines.
+        # Each value is a RowLayout or, in a group norm, Lines.
         self.layouts: dict[str, Any] = {
             name: geometry.layout_of_input(operands[name]) for name in types.lines()
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of a family's operands, and the dtypes of the operands for which a kernel is built."""
+"""The table of a family's operands, and the dtypes of operands for which a kernel is built."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -30,9 +30,9 @@ class Operand:
 
     name: str  # the kernels' name
     kind: Kind
-    is_required: bool = False  # a call needs it if its inputs include it or its gradient
+    is_required: bool = False  # as an input it may not be None, nor may its gradient
     is_saved: bool = False  # the backward takes the operand
-    has_gradient: bool = False  # the backward returns it or, if the operand is a result, takes it
+    has_gradient: bool = False  # the backward returns the gradient, or takes that of a result
     argument: str = ""  # the caller's name, if it differs from the kernels' name
     gradient_argument: str = ""  # the caller's name of the gradient, if it differs
 
@@ -110,7 +110,7 @@ class KernelTypes:
     """The dtypes of the operands of a kernel; None is the dtype of an absent operand.
 
     The field of an operand has the name of its slot. Gradients of parameters are sums over all
-    rows, which another kernel rounds, so their fields only say whether they are wanted.
+    rows, which another kernel rounds, so the fields of these gradients say whether they are wanted.
     """
 
     inputs: ClassVar[tuple[Slot, ...]]

@@ -2,8 +2,9 @@
 """The planning of a call: an OpDef makes a Plan, and the Plan is lowered to launches on a device.
 
 A plan depends on scalars, shapes, strides, dtypes and the device; its launches also depend on
-alignment. Neither depends on the number of CPU threads. The width of a row and the operands' dtypes
-alone decide how it is cut into packs, so its result depends neither on other rows nor on alignment.
+alignment. Neither depends on the number of CPU threads. On a device, only the width of a row and
+the operands' dtypes decide how the row is cut into packs, so the row's result depends neither on
+other rows nor on alignment.
 """
 
 import json
@@ -22,7 +23,7 @@ from cunorm._core.tensor import OptionalSpecs, Shape, TensorSpec
 GRID_LIMIT = 2**31 - 1
 
 Aliases = dict[int, tuple[int, ...]]
-SharedOutputs = tuple[tuple[int, int], ...]  # an output, and the array returned in its place
+SharedOutputs = tuple[tuple[int, int], ...]  # slots of an output and of what replaces it
 Alignments = Sequence[int] | None  # the address of each array modulo 16; None if all are aligned
 
 
@@ -44,22 +45,23 @@ class KernelCall(NamedTuple):
     launch: Launch
     args: KernelArgs
     work: int = 0  # a number of elements that decides how many CPU threads run
-    parts: int = 0  # into which CPU threads split each block; 0: a thread takes whole blocks
+    parts: int = 0  # the parts into which CPU threads may split a block; 0: they take whole blocks
 
 
 # The part of a KernelCall that depends on the number of rows: its grid, its work, and the values of
 # the words that `KernelArgs.sized` lists.
 CallSize = tuple[int, int, tuple[int, ...]]
-Sizes = tuple[int, list[CallSize]]  # the bytes of workspace, and the part of each call
+Sizes = tuple[int, list[CallSize]]  # the bytes of workspace; for each call its CallSize
 
 
 class Lowered(NamedTuple):
     """The launches of a call on a device."""
 
     launches: tuple[Launch, ...]  # one launch of each build
-    calls: Callable[[], list[KernelCall]]  # a function, as there may be thousands of calls
+    # A function, because there may be thousands of calls, and some callers need only `launches`.
+    calls: Callable[[], list[KernelCall]]
     workspace: int  # the bytes of workspace that the calls need
-    # Takes another number of rows, at least two; returns None if that number needs other builds.
+    # Returns what changes for another number of rows, at least two; None if builds change.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 
@@ -70,12 +72,12 @@ class Plan:
     specs: OptionalSpecs  # all inputs, then all outputs, given or allocated
     outputs: tuple[OutputSpec, ...]  # the outputs to allocate
     copies: tuple[InputCopy, ...]  # the inputs with strides that kernels cannot follow
-    # For the slot of an output: the slots of inputs whose memory it may share exactly. No thread
+    # For an output's slot: the slots of inputs whose memory the output may share exactly. No thread
     # reads an element of these inputs after the element was overwritten.
     aliases: Aliases
     shared: SharedOutputs
     lower: Callable[[Caps, Alignments], Lowered]
-    workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None is any GPU
+    workspace_bound: Callable[[Caps | None], int]  # in bytes, for any alignments; None: any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
 
     def kernel_specs(self) -> OptionalSpecs:
@@ -98,7 +100,7 @@ class OpSpec(Protocol):
         """The caller's names of the outputs."""
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
-        """Return the dtypes of the results that are written; `dtypes` has those of operands."""
+        """Return the dtypes of the results that are written, from the dtypes of all operands."""
 
     def statistics_shape(self, x_shape: Shape) -> Shape:
         """Return the shape of mean and rstd."""
@@ -108,7 +110,8 @@ class OpSpec(Protocol):
 
 
 SpecT = TypeVar("SpecT", bound=OpSpec)
-# Each function checks and converts a scalar; it gets the names of the function and the argument.
+# Functions that check and convert a scalar. They get the names of cunorm's function and of the
+# argument, for errors.
 Checks = dict[str, Callable[[str, str, Any], Any]]
 
 
@@ -150,13 +153,13 @@ class OpDef(Generic[SpecT]):
         self.x, self.first_output = self.inputs.index("x"), len(input_slots)
         self.no_outputs = (None,) * len(result_slots)
         self.array_count = len(self.kinds) + 1  # 1 for the workspace
-        # The operands that have gradients which are sums over all rows.
+        # The operands whose gradients are sums over all rows.
         self.summed = [slot.name[1:] for slot in result_slots if slot.kind is Kind.PARAMETER]
 
 
 @memoize()
 def backward_spec(op: OpDef[Any], forward: OpSpec, x_dtype: DType, needs: tuple[str, ...]) -> Any:
-    """Return the OpSpec of a forward's backward; its errors name the function of the forward."""
+    """Return the OpSpec of a forward's backward; errors name the function of the forward."""
     own = {"x_dtype": x_dtype, "needs": needs, "accumulate": False}
     names = [one.name for one in fields(op.spec_type)]
     return op.spec_type(*(own[name] if name in own else getattr(forward, name) for name in names))

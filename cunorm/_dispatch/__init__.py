@@ -2,7 +2,7 @@
 """The path of every call: its cache, and the planning of a call that the cache does not have.
 
 A call is determined by its scalars and by the signature of its arrays: shape, strides, dtype,
-device and alignment. The cache keeps an Executable for both; no address is part of the key. Calls
+device and alignment. Both are the key of an Executable in the cache; addresses are not. Calls
 of row norms on contiguous arrays that differ only in the number of rows share one plan.
 """
 
@@ -60,9 +60,9 @@ def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
 
 
 def _parse_unhashable(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
-    """Return the OpSpec of scalars if one of them is wrong or cannot be hashed."""
+    """Return the OpSpec of scalars that cannot be hashed, or raise the error for a wrong scalar."""
     hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in scalars])
-    with suppress(TypeError, ValueError):  # the last call raises it for the caller's scalars
+    with suppress(TypeError, ValueError):  # the error of the call below has the caller's scalars
         return op.parse(*hashable)
     spec: SpecT = op.parse.__wrapped__(*scalars)  # type: ignore[attr-defined]  # set by functools
     return spec

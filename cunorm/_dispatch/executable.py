@@ -82,7 +82,7 @@ class Executable:
             pointers[slot] = self._pointer(array)
         if self._run is not None:
             self._run(pointers)
-        del copies  # the kernels have read the copies now
+        del copies  # a GPU may still read them, but only later work of the stream gets their memory
         if self._has_given:
             self._adapter.bump_version(arrays[self._results])
         for slot, source in self._shared:
@@ -144,7 +144,7 @@ class Executable:
         return another
 
     def _change_rows(self, x_shape: Shape, leading_axes: int) -> None:
-        """Change the allocators and the check of overlaps to another number of rows."""
+        """Adapt the allocators and the check of overlaps to another number of rows."""
 
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
             if kind is Kind.PARAMETER:
@@ -171,9 +171,9 @@ class Executable:
         return self._kinds[slot] is not Kind.PARAMETER and not takes_shape
 
     def _allocation(self, views: Views, slot: int, spec: TensorSpec) -> _Allocation:
-        """Return how to allocate an output: like another array of its spec and kind, if any.
+        """Return how to allocate an output: if possible like another array, which is quicker.
 
-        This is quicker. Arrays of one kind change in the same way with the number of rows.
+        The other array has the output's spec and, because the number of rows may change, its kind.
         """
         kind, adapter = self._kinds[slot], self._adapter
         models = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The loading of a plan's kernels, for a GPU or a CPU, or of the reference without a compiler."""
+"""Loads a plan's kernels for a GPU or a CPU, or the reference if there is no C++ compiler."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from cunorm._dispatch.executable import Loaded, Pointers, Run
 
 
 def caps_for(plan: Plan | None, device: Device) -> Caps:
-    """Return the caps that launches on a device may use; clusters of the plan must fit there."""
+    """Return the caps of a device; a plan limits them to clusters for which the GPU has room."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
     if plan is None or plan.is_empty:
@@ -41,7 +41,7 @@ def load(
     alignments: Alignments,
     x: ArrayView,
 ) -> Loaded:
-    """Return a plan's kernels; on a GPU they run on the stream that is current at the call.
+    """Return a plan's kernels. On a GPU, each run uses the stream that is current when it starts.
 
     Another device may be current, so allocations and launches name their device.
     """
@@ -70,7 +70,8 @@ def _cuda_run(
         if spec is None or pointers[-1]:
             start(pointers, adapter.stream(device))
         else:
-            # The allocator may at once reuse this memory for later work of the same stream.
+            # The workspace may be freed before the kernels end: the allocator reuses it only for
+            # later work on the same stream.
             workspace = adapter.allocate(spec)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The OpDefs of the row norms: how a call is planned, and its launches on a device."""
+"""The OpDefs of the row norms: how calls and their launches on a device are planned."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -45,8 +45,9 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     types = ForwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
     kernel = RowKernel(types, geometry, operands, numbers)
-    # The kernel writes the stream before it reads gate, weight and bias. It must not overwrite an x
-    # that is returned as the stream. After writing the stream, it does not read x again.
+    # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
+    # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
+    # x itself is returned as the stream.
     has_stream = spec.streams or spec.residual_dtype is not None
     keeps_x = has_stream and results["residual_out"] is None
     slot_of = [*operands].index
@@ -59,7 +60,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
-    """Check that a forward has the given results, and that they have the right dtypes."""
+    """Check that a forward computes the given results, and the dtypes of these and of residual."""
     function, residual, stream = spec.function, inputs["residual"], spec.residual_dtype
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
@@ -94,7 +95,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     operands = reads | results
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
-        formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate use n
+        formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate round k * r
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
@@ -115,8 +116,9 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    dbias needs dy and a post-gate; dweight also needs x, rstd, the mean and any gate. An input
-    that is not in `is_read` is read if r is needed.
+    The names are those of the formulas of `cunorm.normalize_backward`. dbias needs dy and, if it is
+    a post-gate, the gate. Every other gradient needs r and the gate, pre or post. r needs the mean
+    and the inputs that are not in `is_read`: x and rstd.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -135,7 +137,10 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
 
 
 def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> int:
-    """Return the most bytes of partial sums for so many parameters; caps of None are any GPU's."""
+    """Return an upper bound of the bytes of partial sums; if caps is None, it holds for any GPU.
+
+    `parameters` is how many parameters have a wanted gradient.
+    """
     rows = geometry.rows.not_empty()
     if isinstance(caps, CpuCaps):
         parts = launches.cpu_sums(rows)
@@ -146,13 +151,13 @@ def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> i
 
 
 def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
-    """Plan the launches of a call for its number of rows, and for other numbers of rows."""
+    """Plan a call's launches; `sizes` of the result says what another number of rows changes."""
     types, params, shape = kernel.types, kernel.params, kernel.geometry.rows
     outputs = params.outputs
     if isinstance(caps, CpuCaps):
         planned = launches.cpu_launch(types, shape.not_empty(), caps)
     else:
-        axes = max(layout.axes for layout in kernel.layouts.values())  # the leading axes
+        axes = max(layout.axes for layout in kernel.layouts.values())  # leading axes
         call = (shape.not_empty(), kernel.access(alignments), caps, axes)
         if isinstance(types, ForwardTypes):
             planned = launches.cuda_forward(types, *call)

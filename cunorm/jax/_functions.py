@@ -142,8 +142,8 @@ def add_rms_norm(
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
-    The gradients of y and of the stream are added up before they are rounded: for x to x's dtype,
-    for residual to the stream's dtype.
+    The shares that y and the stream contribute to the gradient are added before rounding. Then x's
+    gradient is rounded to x's dtype, and residual's gradient to the stream's dtype.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))

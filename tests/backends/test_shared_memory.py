@@ -93,7 +93,8 @@ def test_no_plan_exceeds_a_gpus_shared_memory_or_the_documented_workspace(archit
             assert used <= gpu.shared_memory_per_sm, launch
         assert blocks * launch.block * 32 <= 1 << 16, "a thread has at least 32 registers"
         several = int(macros["THREADS_PER_ROW"]) < launch.block
-        assert not several or macros["SUMS_IN_SHARED"] == "true", "teams add up in shared memory"
+        why = "if a block has several teams, they must add up their sums in shared memory"
+        assert not several or macros["SUMS_IN_SHARED"] == "true", why
         assert macros["STAGES"] == "0" or gpu.features.async_copies
         size = workspace_size(types.compute, walk, gpu.sm_count)
         if types.dweight or types.dbias:

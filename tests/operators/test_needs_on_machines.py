@@ -2,7 +2,7 @@
 """Any subset of the gradients is right, on every instruction set of this machine.
 
 Memory in which builds keep values between passes is poisoned first: see `machines.py`. The fuzzer
-also covers these choices.
+also draws subsets of the gradients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tests.support.placed import Samples
 
 pytestmark = needs_a_compiler
 
-# The last pack of each row is cut. Of the first size, a thread keeps h, the gradient before the
-# activation; of the second size, h is in memory between passes.
+# The last pack of each row is cut. In a group norm of the first of SIZES, a thread keeps h, the
+# gradient before the activation, from one pass to the next. In the second, the workspace keeps h.
+# Where h is quick to compute again, it is not kept.
 WIDTHS = (3, 300)
 SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
 
@@ -39,7 +40,10 @@ def check(kernel, case):
 
 @pytest.mark.parametrize("machine", machines())
 def test_gradients_of_a_gate_or_of_weight_and_gate_are_not_old_memory(machine):
-    """No row is reduced, so the first pass has nothing to keep for the second."""
+    """Without dx and center, a post-gate's backward sums over no row: no first pass stores values.
+
+    The kernel must not read the memory in which a first pass would store them.
+    """
     dtypes = dict.fromkeys(("x", "dy", "gate"), "float16")
     size_case = {"shape": (1, 1, 3, 300), **dtypes, "bias": None}
     for needs in [("gate",), ("weight", "gate")]:

@@ -42,7 +42,7 @@ class Program:
         self._calls, self._kernels = calls, entries[0].run
         self._pack = struct.Struct(f"<{array_count}Q").pack
         self._listed = array("q", b"".join((head, *tasks, *slots, words)))
-        # The places in the list of each call's grid, and of its words that a CallSize has.
+        # For each call, the places in the list of its grid, and of the words of its CallSize.
         before_words = len(self._listed) - len(words) // _WORD
         self._sized = [
             (
@@ -84,9 +84,9 @@ def _run_list(
 
 # --- workspaces -----------------------------------------------------------------------------------
 
-# Workspaces are kept for later calls, because allocating a new one takes longer.
-_LARGEST = 16 << 20  # bytes
-_PIECES = 4
+# Workspaces are kept for later calls, because to allocate memory takes longer.
+_LARGEST = 16 << 20  # the most bytes of a workspace that is kept
+_PIECES = 4  # the most workspaces that are kept
 
 
 class Piece(NamedTuple):
@@ -111,7 +111,7 @@ def take(size: int) -> Piece:
 
 
 def with_scratch(size: int, run: Run) -> Run:
-    """Return `run`, with memory of `size` bytes as the last pointer where that is 0."""
+    """Return a function like `run`; if the last pointer is 0, it uses memory of `size` bytes."""
     if not size:
         return run
 

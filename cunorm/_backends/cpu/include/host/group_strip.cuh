@@ -38,7 +38,7 @@ struct ColumnSum : RowSum<B> {
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
 
-// Groups are numbered through all samples of a launch.
+// A strip. Groups are numbered consecutively through all samples of a launch.
 template <class B, bool is_whole = true>
 struct Strip {
   using Part = CountedPart<is_whole>;  // a part of a pack of channels

@@ -3,8 +3,8 @@
 //
 // Up to eight rows are added to recent sums, which are then added to the block's row of partial
 // sums. The rounding errors of that addition are the next recent sums' first summands. Recent sums
-// are in the next row of memory or, if a block has at most eight rows, in the row of partial sums
-// itself. Several rows are taken at once, to share loads and stores of sums.
+// are in memory after the row of partial sums or, if each block has at most eight rows, in that row
+// itself. Several rows are taken at once, because they share loads and stores of sums.
 #pragma once
 #include "row.cuh"
 
@@ -129,8 +129,8 @@ struct ParamSums {
 };
 
 // Results that bypass the caches are written a row at a time, because the machine combines stores
-// to only a few cache lines at once. But rows of at most few_lines bytes, and rows of which two are
-// taken at once, are written several at a time (measured).
+// to only a few cache lines at once. But rows of at most few_lines bytes, and rows so long that
+// only two are taken at once, are written several at a time (measured).
 inline constexpr index_t few_lines = 512;
 template <class B>
 inline constexpr bool streams_results =

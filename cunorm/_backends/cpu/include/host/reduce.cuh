@@ -5,8 +5,8 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// In the first pass over a row, a chunk is a run of at most 4 packs. A part of a row has the runs
-// of 8 chunks of the second pass.
+// In the first pass over a row, a chunk has at most 4 packs and is called a run. In the second
+// pass, a chunk has at most 16 packs. A part of a row is 8 chunks of the second pass.
 inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
 
 // Reduces over a run: value i is the result over item i of all packs. Where equal numbers are added
@@ -28,7 +28,7 @@ struct ItemReduction {
     is_cut = same_type<At, CutItem>;
     values.item[at.slot] = fma(a, b, values.item[at.slot]);
   }
-  // Returns the result over all items. It overwrites the values.
+  // Returns the result over all items, and overwrites the values.
   typename B::compute_t result() {
     fold<1>();
     return simd::reduce<Op>(values.item[0]);
@@ -47,7 +47,7 @@ struct ItemReduction {
 template <class B>
 using ItemSums = ItemReduction<B>;
 
-// Whether the first chunk has one pack only, as in a centered forward.
+// Whether the first chunk has one pack only: in a centered forward, and only there.
 template <class B, class = void>
 inline constexpr bool begins_with_pack = false;
 template <class B>
@@ -55,7 +55,7 @@ inline constexpr bool
     begins_with_pack<B, std::enable_if_t<B::center, std::void_t<typename B::y_t>>> = true;
 
 // Reduces over a row: over the runs of each part, in 16 lanes, then over the lanes, then over the
-// parts. The parts are those of a shared row, in which a cut pack is a chunk (row_walk.cuh).
+// parts. Whether or not threads share a row, it has the same parts (`Row` in row_walk.cuh).
 template <class B, class Op = Sum>
 struct RowReduction {
   using Operation = Op;
@@ -64,7 +64,7 @@ struct RowReduction {
   static constexpr int chunk_runs = chunk_packs / run_packs, part_runs = part_chunks * chunk_runs;
   Pack<Accumulator<Op, Item<B>>, items> lanes;
   Accumulator<Op, C> parts_before;
-  int runs = part_runs;  // of the part, as if each chunk before its last had chunk_runs
+  int runs = part_runs;  // of the current part; a first chunk of one pack counts as chunk_runs
   index_t part = -1;
   C* parts = nullptr;  // values of the parts of a shared row
 
@@ -130,7 +130,7 @@ struct Team {
   explicit Team(Scratch&) {}
 
   int thread() const { return shared_rows ? gang.thread : 0; }
-  // Returns the results over the threads.
+  // Returns the results over a row, from all threads that share it.
   template <class... Reductions>
   Pack<C, sizeof...(Reductions)> all_reduce(Reductions&... reductions) const {
     if constexpr (shared_rows) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a CPU's threads walk over rows. A thread takes neighbouring rows, and goes over each in
-// chunks of packs, which stay in memory. In the second pass, packs come from the caches.
+// How a CPU's threads walk over rows. A thread takes neighbouring rows, and goes over each row in
+// chunks of packs. Packs stay in memory; the second pass reads them from the caches.
 #pragma once
 #include <new>
 #include <type_traits>
@@ -9,7 +9,7 @@
 #include "operands.cuh"
 #include "reduce.cuh"
 
-// Whether a row and its results fill a core's caches.
+// Whether a row and its results fill a core's caches. Then later rows are not prefetched.
 #ifdef WIDE_ROWS
 inline constexpr bool wide_rows = true;
 #else
@@ -19,21 +19,21 @@ inline constexpr bool wide_rows = false;
 template <class B>
 inline constexpr bool streamed = true;
 
-// How many rows are taken at once. That many rows of x stay in a second-level cache between passes,
-// beside dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
+// How many rows are taken at once. Between passes, these rows of x stay in a second-level cache,
+// with dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
 // power of two, so that it divides the eight rows that param_sums.cuh adds up at a time.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
 }
 
-// How many rows ahead to prefetch: 64 KiB, so that memory answers in time, but at least as many
-// rows as are taken at once.
+// How many rows ahead to prefetch: as many as 64 KiB hold, so that memory answers in time, but at
+// least as many as are taken at once.
 inline index_t rows_ahead(index_t row_bytes) {
   return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
 }
 
-// A part of a pack, whole or cut by the row's end. `second_pass` says which pass visits it.
+// A part of a whole pack, or a pack that the row's end cuts, in the pass that `second_pass` says.
 template <class Place, bool second_pass_>
 struct PackAt {
   static constexpr bool second_pass = second_pass_;
@@ -68,7 +68,8 @@ struct Results {
 };
 
 // The first pass of a centered backward has three sums, and 16 registers cannot hold the sums of
-// all parts of a pack. Where it is quicker, the pass visits one part of all packs, then the next.
+// all parts of a pack. Where this is quicker, the pass visits the first part of each pack of a
+// chunk, then the second part of each pack, and so on.
 #ifdef LONG_PASSES
 template <class B>
 inline constexpr bool parts_in_turn = false;
@@ -140,7 +141,7 @@ struct Walk {
             slot};
   }
 
-  // Calls visit(found, first, count) for rows taken at once; found[i] is find(row first + i).
+  // Calls visit(found, first, count) for rows taken at once; found[i] belongs to row first + i.
   template <class Find, class Visit>
   void for_each_rows(int at_once, const Find& find, const Visit& visit) const {
     using Found = decltype(find(row(0)));
@@ -163,10 +164,10 @@ struct Walk {
   }
 };
 
-// A chunk has 4 packs in the first pass and 16 in the second, or the packs that are left of the
-// row. A pack that the row's end cuts is a chunk of its own. If the first chunk has one pack only,
-// the next chunk ends where it would without that. If threads share a row, each has parts of it
-// (gang.h).
+// A row, and its chunks. A chunk has 4 packs in the first pass and 16 in the second, or the packs
+// that are left of the row. A pack that the row's end cuts is a chunk of its own. If the first
+// chunk has one pack only, the next chunk has the rest of the first 4 or 16 packs. If threads share
+// a row, each thread has some parts of it (gang.h).
 template <class B>
 struct Row {
   static constexpr bool exists = true;
