@@ -22,9 +22,11 @@ except KeyboardInterrupt:
     sys.exit(_INTERRUPTED)
 
 _ABOUT = "Normalization kernels, forward and backward, for every array framework."
-_EXAMPLE = (
-    "example: python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32"
-)
+_EXAMPLES = """\
+examples:
+  python -m cunorm demo --quick
+  python -m cunorm info
+  python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +54,12 @@ def _complain(text: str) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cunorm", description=_ABOUT, epilog=_EXAMPLE)
+    parser = argparse.ArgumentParser(
+        prog="python -m cunorm",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"cunorm {__version__}")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("info", help="show versions, devices, compilers and caches")
@@ -86,7 +93,8 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
     add = parser.add_argument
     rows = (
         "an array of floats whose last axis is a row or, for group norms, the channels of a "
-        "position; by default the characters of a text of this Python installation"
+        "position; by default a text of this Python installation, each byte replaced by its row of "
+        "the text's 256x256 matrix of log bigram counts"
     )
     devices = "where to run; by default on CUDA if there is a device, else on the CPU"
     plot = (

@@ -33,6 +33,7 @@ error: the largest error against a float64 reference, as a fraction of the bound
 _NEXT = """
 next: python -m cunorm demo --input FILE.npy  the same on your own rows
       python -m cunorm demo --plot FILE.png   speed by size, beside NumPy and PyTorch
+      python -m cunorm info                   versions, devices, compilers and caches
       python -m pydoc cunorm.normalize        what the norms take and return"""
 
 Case = tuple[Operator, Operands]  # two rows of the table; the operands are in host memory

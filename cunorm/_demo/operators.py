@@ -33,9 +33,14 @@ LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
 _LARGEST_GATE = 4.0
 _MEAN = "1e4"  # the mean that one operator's x has
-_FEW = ("rms_norm", "group_norm, silu")
-# The operators by dtype, if not all of them are shown.
-_SHOWN = {"bfloat16": (*_FEW, "add_rms_norm", "rms_norm, Llama"), "float16": _FEW}
+# The operators by dtype and `is_quick`; a pair that is not listed has all operators.
+_SHOWN = {
+    ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
+    ("bfloat16", True): ("rms_norm",),
+    ("float16", True): (),
+    ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
+    ("float16", False): ("rms_norm", "group_norm, silu"),
+}
 
 
 class DemoError(Exception):
@@ -113,10 +118,14 @@ def load(path: Path) -> tuple[Array, str]:
 
 
 def text(count: int = 2048) -> tuple[Array, str]:
-    """Return rows of characters of a text that comes with Python; the text is repeated."""
+    """Return the rows of the first bytes of a text that comes with Python."""
     path = Path(pydoc.__file__)
-    codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.float32)
-    return np.resize(codes, (count, 256)), f"Python's {path.name}, {count} rows of 256 characters"
+    codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.intp)
+    pairs = 256 * codes[:-1] + codes[1:]
+    bigrams = np.log1p(np.bincount(pairs, minlength=256 * 256)).reshape(256, 256)
+    source = f"Python's {path.name}, its first {count} bytes, each as a row of 256 numbers:\n"
+    source += "        how often each byte follows it in the file, as log(1 + count)"
+    return bigrams[codes[:count]].astype(np.float32), source
 
 
 def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
@@ -214,5 +223,5 @@ def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> lis
         "instance_norm": {"num_groups": width, "channel_axis": -1},
         f"group_norm, mean {_MEAN}": silu,
     }
-    labels = _FEW if is_quick else _SHOWN.get(dtype, forms.keys())
+    labels = _SHOWN.get((dtype, is_quick), forms.keys())
     return [Operator(*form) for form in forms.items() if form[0] in labels]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`--plot`: speed over size, of cunorm, of plain formulas (forward) and of PyTorch."""
+"""`--plot`: speed over size, of cunorm, of plain formulas and of PyTorch."""
 
 import statistics
 from contextlib import suppress
@@ -79,23 +79,39 @@ def _speeds(operator: Operator, direction: str, device: Device) -> dict[str, lis
 def calls(operator: Operator, direction: str, operands: Operands, device: Device) -> dict[str, Any]:
     """Return the calls of cunorm, of a plain formula and, if installed, of PyTorch."""
     saved, on_cpu = operator.forward(cunorm, operands)(), device.library is np
-    found = {"cunorm": operator.calls(operands, saved)[direction]}
-    if direction == "forward":
-        found["NumPy" if on_cpu else "CuPy"] = partial(_plain_forward, operands, operator.eps)
+    found = {"cunorm": operator.calls(operands, saved)}
+    found["NumPy" if on_cpu else "CuPy"] = _plain_calls(operator, operands, saved)
     with suppress(ImportError):
         import torch  # after a call of cunorm, so that OpenMP threads of both wait for a short time
 
         if on_cpu or torch.cuda.is_available():
-            found["PyTorch"] = _torch_calls(torch, operator, operands)[direction]
-    return found
+            found["PyTorch"] = _torch_calls(torch, operator, operands)
+    return {who: of_who[direction] for who, of_who in found.items()}
 
 
-def _plain_forward(a: Operands, eps: float) -> list[Any]:
-    """Compute a norm as users write it in NumPy or CuPy."""
-    x = stream = a["x"] + a["residual"] if "residual" in a else a["x"]
-    x = x - x.mean(axis=-1, keepdims=True) if "bias" in a else x
-    y = x / ((x * x).mean(axis=-1, keepdims=True) + eps) ** 0.5 * a["weight"]
-    return [y + a["bias"] if "bias" in a else y, *[stream] * ("residual" in a)]
+def _plain_calls(operator: Operator, a: Operands, saved: Any) -> dict[str, Any]:
+    """Return a norm and its gradients as users write them in NumPy or CuPy."""
+    is_centred, is_added = "bias" in a, "residual" in a
+
+    def mean_of(x: Any) -> Any:
+        return x.mean(axis=-1, keepdims=True)
+
+    def forward() -> list[Any]:
+        x = stream = a["x"] + a["residual"] if is_added else a["x"]
+        x = x - mean_of(x) if is_centred else x
+        y = x / (mean_of(x * x) + operator.eps) ** 0.5 * a["weight"]
+        return [y + a["bias"] if is_centred else y, *[stream] * is_added]
+
+    def backward() -> list[Any]:
+        x, dy, rstd = saved.residual if is_added else a["x"], a["dy"], saved.rstd[:, None]
+        n, g = (x - saved.mean[:, None] if is_centred else x) * rstd, dy * a["weight"]
+        dx = g - n * mean_of(g * n)
+        dx = (dx - mean_of(g) if is_centred else dx) * rstd
+        dx = dx + a["d_residual"] if is_added else dx
+        sums = [(dy * n).sum(axis=0), dy.sum(axis=0)]
+        return [dx, *[dx] * is_added, *sums[: 1 + is_centred]]
+
+    return {"forward": forward, "backward": backward}
 
 
 def _torch_calls(torch: Any, operator: Operator, operands: Operands) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from cunorm.reference.activations import ACTIVATIONS
 from cunorm.reference.tolerance import Tolerance, bound, worst_error
 from cunorm.results import AddNorm
 from tests.support import bounds, group_bounds
-from tests.support.internals import operators
+from tests.support.internals import operators, row_operands, text
 from tests.support.operands import NORMS, draw, parameters
 
 TINY = 1e-30  # larger than the error of any underflow
@@ -56,6 +56,22 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
     least = 0.85 if operator.label.endswith("mean 1e4") else 0.999
     most = 2.5 if any(options.get(name) for name in more) else 1.001
     assert_near(tolerances, dy, forward, backward, most, least)
+
+
+def test_a_group_norm_that_rounds_its_mean_fails_the_demo():
+    """The demo's default input is no integers, whose float32 sums would be exact."""
+    rows, _ = text(256)
+    (operator,) = (one for one in operators(256) if one.label.endswith("mean 1e4"))
+    operands = operator.operands(row_operands(rows, np.float32))
+    exact, errors = next(operator.expected(operands))
+    samples, positions, channels = operands["x"].shape
+    x = operands["x"].reshape(samples, positions, 32, channels // 32)
+    centered = x - x.mean(axis=(1, 3), keepdims=True, dtype=np.float64).astype(np.float32)
+    variance = np.square(centered.astype(np.float64)).mean(axis=(1, 3), keepdims=True)
+    n = (centered / np.sqrt(variance + operator.eps)).reshape(operands["x"].shape)
+    n = n * operands["weight"] + operands["bias"]
+    y = (n / (1 + np.exp(-n))).astype(np.float32)
+    assert worst_error(y, exact, errors) > 10
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -43,7 +43,7 @@ from cunorm._core.tensor import ArrayView, Device, optional_contiguous
 from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import operators as _demo_operators
 from cunorm._demo import plot as _demo_plot
-from cunorm._demo.operators import operators, row_operands
+from cunorm._demo.operators import operators, row_operands, text
 from cunorm._dispatch import loading as _loading
 from cunorm._dispatch import parse
 from cunorm._dispatch.executable import Loaded
@@ -143,6 +143,7 @@ __all__ = [
     "runner",
     "source_text",
     "start",
+    "text",
     "thread_count",
     "view_at",
     "workspace_size",

@@ -30,7 +30,7 @@ from tests.support.internals import (
 )
 from tests.support.processes import in_process, python
 
-ALL, IN_16_BITS, QUICK = 16, 6, 6  # numbers of norms, of two rows each
+ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms, of two rows each
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
 GREEN, RED = "\033[32m", "\033[31m"
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
@@ -77,7 +77,9 @@ def test_every_function_is_right_in_both_directions_on_a_text_of_the_installatio
     with fresh_process(**({} if compiled else {"CXX": "", "PATH": os.devnull})):
         assert main(["demo", "--device", "cpu"]) == 0
     output, results = capsys.readouterr().out, 2 * (ALL + IN_16_BITS)
-    assert output.startswith("input:  Python's pydoc.py, 256 rows of 256 characters\n")
+    assert re.match(
+        r"input:  Python's pydoc.py, its first 256 bytes, each as a row of 256 ", output
+    )
     if compiled:
         assert f"\nall {results} results are within their bounds\n" in output
     else:
@@ -181,7 +183,7 @@ def test_a_failed_build_is_an_error_without_a_usage_text(demo, monkeypatch, caps
 
 @pytest.mark.parametrize(
     ("name", "label", "factor"),
-    [("group_norm", "group_norm, silu", 1.1), ("rms_norm_backward", "rms_norm", np.nan)],
+    [("group_norm", "group_norm, silu", 1.1), ("layer_norm_backward", "layer_norm", np.nan)],
 )
 def test_a_wrong_result_is_red_and_makes_the_status_1(name, label, factor, demo, monkeypatch):
     function = getattr(cunorm, name)
@@ -197,12 +199,10 @@ def test_a_wrong_result_is_red_and_makes_the_status_1(name, label, factor, demo,
     monkeypatch.delenv("NO_COLOR", raising=False)
     status, output = demo(RANDOM, "--quick")
     assert status == 1
-    lines = [one for one in output.splitlines() if "WRONG" in one]
-    assert len(lines) == 3, "one in each dtype"
-    for line in lines:
-        assert re.search(rf"{label} .*{re.escape(RED)}[\d.inf]+  WRONG\x1b", line)
-    assert f"{RED}3 of {2 * QUICK} results are further off than their bounds" in output
-    assert output.count(GREEN) == 2 * QUICK - 3
+    (line,) = (one for one in output.splitlines() if "WRONG" in one)
+    assert re.search(rf"{label} .*{re.escape(RED)}[\d.inf]+  WRONG\x1b", line)
+    assert f"{RED}1 of {2 * QUICK} results are further off than their bounds" in output
+    assert output.count(GREEN) == 2 * QUICK - 1
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033[3" not in demo(RANDOM, "--quick")[1]
 
@@ -216,7 +216,7 @@ def test_only_a_terminal_shows_which_builds_compile(demo, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     demo(RANDOM, "--quick")
-    assert "compiling norms 2 to 6 of 6" in sys.stdout.getvalue()
+    assert "compiling norms 2 to 5 of 5" in sys.stdout.getvalue()
 
 
 def test_nothing_compiles_while_a_call_is_timed_and_the_first_row_waits_for_one_kernel(
@@ -305,7 +305,7 @@ def test_each_timed_provider_of_the_plot_computes_the_norm_anew(label, direction
         operands[name] *= 1e-3  # eps matters
     operands["dy"][:], operands["weight"][3] = operands["x"][::-1], 3.0
     calls = _demo_plot.calls(norm, direction, operands, device)
-    assert calls.keys() - {"PyTorch"} == {"cunorm", *["NumPy"] * (direction == "forward")}
+    assert {"cunorm", "NumPy"} <= calls.keys()
     assert ("PyTorch" in calls) == (find_spec("torch") is not None)
     for changed in (1.0, 2.0):
         operands["weight" if direction == "forward" else "dy"][:] *= changed

@@ -82,7 +82,7 @@ def test_info_shows_faults_of_the_environment():
     assert """CXX is 'g++ "', expected a command of a shell""" in done.stdout
 
 
-def test_without_a_command_main_lists_commands_and_an_example_that_runs(monkeypatch, capsys):
+def test_without_a_command_main_lists_commands_with_examples_that_run(monkeypatch, capsys):
     called = []
     report = _warmup.Warmup(1, 1, 0.5)
     monkeypatch.setattr(_command, "warmup", lambda **more: called.append("warmup") or report)
@@ -90,11 +90,11 @@ def test_without_a_command_main_lists_commands_and_an_example_that_runs(monkeypa
     monkeypatch.setattr(_info, "report", lambda: called.append("info") or "")
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert text.partition("{")[2].partition("}")[0].split(",") == ["info", "demo", "warmup"]
-    example = text.partition("example: python -m cunorm ")[2].split()
-    for arguments in (["info"], ["demo"], example):
-        assert main(arguments) == 0
-    assert called == ["info", "demo", "warmup"]
+    commands = text.partition("{")[2].partition("}")[0].split(",")
+    examples = text.partition("examples:\n")[2].splitlines()
+    for example in examples:
+        assert main(example.strip().removeprefix("python -m cunorm ").split()) == 0
+    assert sorted(called) == sorted(commands) == ["demo", "info", "warmup"]
 
 
 def test_main_prints_the_version(capsys):
