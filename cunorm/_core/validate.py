@@ -30,6 +30,8 @@ def array_hint(function: str, argument: str, value: object, make: str = "numpy.a
         return pass_hint(argument, f"{argument}.{argument}") if argument in kind._fields else ""
     has_torchs_name = "layer_norm" in function or "rms_norm" in function
     is_shape = has_torchs_name and argument == "weight" and {*map(type, items)} == {int}
+    if kind is float and argument in ("weight", "bias"):
+        return ": numbers such as eps are given by keyword"
     no_shape, made = "normalized_shape is not an argument, see axis", f"{make}({argument})"
     if is_shape and kind is not list:
         return f": {no_shape}"

@@ -179,6 +179,8 @@ def no_arrays() -> Cases:
         for thing, what in (([1.0], "of type list"), (1.5, "of type float"), (None, "None")):
             if thing is not None or key in ("x", "dy", "rstd"):
                 hint = HINT.format(key) if isinstance(thing, list) else ""
+                if isinstance(thing, float) and key in ("weight", "bias"):
+                    hint = ": numbers such as eps are given by keyword"
                 text = f"{key} is {what}, expected {NO_ARRAY}{hint}"
                 yield Case(name, TypeError, text, {key: thing})
 

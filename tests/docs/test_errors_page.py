@@ -85,6 +85,11 @@ OF_PYTHON: Calls = {
     "rms_norm() got an unexpected keyword argument 'bias'": lambda: rms(bias=X[0]),
     "l2_norm() got an unexpected keyword argument 'dim'": lambda: cunorm.l2_norm(X, dim=-1),
     "l2_norm() got an unexpected keyword argument 'gate'": lambda: cunorm.l2_norm(X, gate=X),
+    "rms_norm() takes": lambda: cunorm.rms_norm(X, X[0], 1e-5),
+    "rms_norm_backward() got an unexpected keyword argument 'eps'": lambda: backward(eps=1e-5),
+    "rms_norm_backward() got an unexpected keyword argument 'residual'": lambda: backward(
+        residual=X
+    ),
     "layer_norm_backward() missing": lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
 }
 BACKWARD: Calls = {
