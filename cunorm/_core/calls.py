@@ -117,13 +117,14 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
     is_positional = argument in ("residual", "weight", "bias")
+    remedies = []
     if function.startswith("add_") and is_positional and shape in (x, row):
-        return f": the order is {function}(x, residual, weight, ...)"
-    if argument == "dy" and (shape == row or shape[-len(x) :] == x):
-        return f": the order is {function}(dy, x, ...)"
+        remedies.append(f"the order is {function}(x, residual, weight, ...)")
+    if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
+        remedies.append(f"the order is {function}(dy, x, ...)")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
-        return ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
-    return ""
+        remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
+    return ": " + ", or ".join(remedies) if remedies else ""
 
 
 def _is_narrower(shape: Shape, full: Shape) -> bool:

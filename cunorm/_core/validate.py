@@ -48,7 +48,11 @@ def array_hint(function: str, argument: str, value: object, make: str = "numpy.a
 
 def shown(value: object) -> str:
     """Return a wrong scalar for an error; of an array with axes its type, not its elements."""
-    return describe_type(type(value)) if getattr(value, "shape", ()) else repr(value)
+    try:
+        has_axes = bool(getattr(value, "shape", ()))
+    except RuntimeError:  # a nested tensor has no single shape
+        has_axes = True
+    return describe_type(type(value)) if has_axes else repr(value)
 
 
 def integer(function: str, argument: str, value: object) -> int:

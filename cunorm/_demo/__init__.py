@@ -113,7 +113,8 @@ def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:
 def _timed(row: Row, device: Device, out: Console) -> float:
     text, call, moved, error = row
     seconds = min(device.seconds(call) for _ in range(REPEATS))
-    figures = f"{text} {1e6 * seconds:6.1f} us {moved / seconds / 1e9:6.1f} "
+    time = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+    figures = f"{text} {time:>9} {moved / seconds / 1e9:6.1f} "
     verdict = (f"{error:.3f}", "green") if error <= 1 else (f"{error:.3f}  WRONG", "red")
     out.print(Text.assemble(figures, verdict))
     return error

@@ -173,7 +173,7 @@ def _rows_key(
             expected = (*rows, *groups)
             key.append(groups)
         contiguous_type = adapter.contiguous_type(array)
-        if contiguous_type is None or (array is not x and array.shape != expected):
+        if contiguous_type is None or (slot != op.x and array.shape != expected):
             return None
         if has_single and adapter.strides(array) != contiguous_strides(expected):
             return None

@@ -66,7 +66,9 @@ class Executable:
         self._have_models: set[int] = set()  # the slots of outputs allocated like another array
         self._allocations = [self._allocation(views[:-1], *output) for output in plan.outputs]
         # Whether `_change_rows` has anything to change.
-        self._has_sizes = self._has_given or any(self._has_size(one.slot) for one in plan.outputs)
+        self._depends_on_rows = self._has_given or any(
+            self._allocates_by_rows(one.slot) for one in plan.outputs
+        )
 
     def run(self, arrays: Arrays, pointers: list[int]) -> list[Any]:
         """Run on arrays of one library at these addresses, and return the outputs."""
@@ -139,7 +141,7 @@ class Executable:
         another = object.__new__(Executable)
         another.__dict__.update(self.__dict__)
         another._run = run
-        if self._has_sizes:
+        if self._depends_on_rows:
             another._change_rows(x_shape, leading_axes)
         return another
 
@@ -149,23 +151,23 @@ class Executable:
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
             if kind is Kind.PARAMETER:
                 return spec
-            of_statistic = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
-            shape = x_shape if kind is Kind.LIKE_X else of_statistic
+            shape = x_shape
+            if kind is Kind.STATISTIC:
+                shape = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
             return contiguous(shape, spec.dtype, spec.device)
 
-        allocations = [*self._allocations]
-        for number, (slot, spec) in enumerate(self._outputs):
-            if self._has_size(slot):
-                has_model, own_spec = slot in self._have_models, of_rows(spec, self._kinds[slot])
+        earlier, self._allocations, self._last_checked = self._allocations, [], []
+        for (slot, allocate, model), (_, spec) in zip(earlier, self._outputs, strict=True):
+            if self._allocates_by_rows(slot):
+                own_spec, has_model = of_rows(spec, self._kinds[slot]), slot in self._have_models
                 allocate = self._adapter.allocator(own_spec, has_model=has_model)
-                allocations[number] = slot, allocate, allocations[number][2]
-        self._allocations, self._last_checked = allocations, []
+            self._allocations.append((slot, allocate, model))
         if self._has_given:
             specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
             given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
             self._overlaps = self._overlaps.of_specs((*given, None))
 
-    def _has_size(self, slot: int) -> bool:
+    def _allocates_by_rows(self, slot: int) -> bool:
         """Return whether an output's allocator depends on the number of rows."""
         takes_shape = slot in self._have_models and self._adapter.allocates_like
         return self._kinds[slot] is not Kind.PARAMETER and not takes_shape

@@ -58,7 +58,7 @@ class RowNormSpec:
         return self.axis % ndim
 
     def check_options(self, inputs: Specs) -> None:
-        """Check that options of an operand are set only if it is given, and center with a mean."""
+        """Check that no option of an absent operand is set, and that a mean needs center."""
         if not self.center:
             validate.absent(self.function, "mean", inputs.get("mean"), "center is False")
         if self.weight_offset != 0.0 and inputs["weight"] is None:

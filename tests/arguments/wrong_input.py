@@ -97,10 +97,12 @@ def other_order() -> Cases:
         order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
         for argument in taken & {"weight", "bias"}:
             yield from shaped([name], argument, [(5, 8)], of_row + order)
-        yield from shaped([name], "residual", [(8,)], of_x + (order or EXPAND))
+        both = f"{order}, or {EXPAND.removeprefix(': ')}" if has_order else EXPAND
+        yield from shaped([name], "residual", [(8,)], of_x + both)
         yield from shaped([name], "gate", [(8,)], of_x + EXPAND)
         order = f": the order is {name}(dy, x, ...)"
-        yield from shaped([name], "dy", [(8,), (2, 5, 8)], of_x + order)
+        yield from shaped([name], "dy", [(8,)], of_x + order)
+        yield from shaped([name], "dy", [(2, 5, 8)], of_x)
 
 
 def rows(x: Any, width: int, axis: int = -1) -> Cases:

@@ -131,14 +131,18 @@ def test_a_cpu_has_the_blocks_and_the_workspace_of_each_number_of_rows(planned, 
 
 
 def test_other_dtypes_make_another_plan_and_wrong_shapes_are_refused(planned):
-    """Wrong arrays are errors, even after a valid call with another number of rows."""
+    """Wrong arrays are errors, even after a valid call with another number of rows.
+
+    Another operand of the call is a wrong array, too, if its shape differs.
+    """
     call_of("layer_norm_backward", (40, 72)).make()
     call = call_of("layer_norm_backward", (41, 72))
-    for key, array in call.arrays.items():
-        if isinstance(array, np.ndarray):
-            for wrong in (array[:-1].copy(), np.concatenate([array, array]), array[..., None]):
-                with pytest.raises(ValueError, match=r"^layer_norm_backward: \w+ has shape "):
-                    call.make(**{key: wrong})
+    arrays = {key: one for key, one in call.arrays.items() if isinstance(one, np.ndarray)}
+    for key, array in arrays.items():
+        others = [other for other in arrays.values() if other.shape != array.shape]
+        for wrong in (array[:-1].copy(), np.concatenate([array, array]), array[..., None], *others):
+            with pytest.raises(ValueError, match=r"^layer_norm_backward: \w+ has shape "):
+                call.make(**{key: wrong})
     assert_same(call.make(), call_uncached(call.make))
     in_float64 = {key: call.arrays[key].astype(np.float64) for key in ("weight", "dy")}
     assert_same(call.make(**in_float64), call_uncached(lambda: call.make(**in_float64)))
