@@ -126,8 +126,7 @@ def test_another_checkout_is_timed_beside_this_one(tmp_path, capsys):
     ratios = {
         line[:50].rstrip(): float(line.split()[-1]) for line in lines if " 4x64 NumPy" in line
     }
-    assert ratios["cunorm l2_norm"] < 0.5
-    assert 0.5 < ratios["cunorm l2_norm_forward"] < 2
+    assert 4 * ratios["cunorm l2_norm"] < ratios["cunorm l2_norm_forward"]
     assert any(line.startswith("import cunorm, after numpy") for line in lines)
     with out.open(encoding="utf-8") as file:
         assert len({row["commit"] for row in csv.DictReader(file)}) == 2
