@@ -94,7 +94,7 @@ def test_a_number_that_follows_from_a_traced_shape_is_a_scalar(tracer, scalar):
 
 
 def test_a_tensor_is_a_scalar_only_if_it_is_a_number_of_a_trace():
-    with pytest.raises(TypeError, match="^rms_norm: eps is of type Tensor, expected a number"):
+    with pytest.raises(TypeError, match=r"^rms_norm: eps is of type Tensor, expected a number"):
         torch.jit.trace(lambda x: ct.rms_norm(x, eps=torch.ones(1)), X)
     learnt = torch.ones((), requires_grad=True)
     with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad"):
