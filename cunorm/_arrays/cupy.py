@@ -98,7 +98,7 @@ class CupyAdapter(ArrayAdapter):
         cuda = cupy().cuda
         if cuda.runtime.getDevice() == device.index:
             return _NOTHING
-        return cuda.Device(device.index)  # type: ignore[no-any-return]
+        return cuda.Device(device.index)  # type: ignore[no-any-return]  # CuPy has no types
 
 
 CUPY = CupyAdapter()

@@ -81,7 +81,9 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     compute = compute_type(x.dtype, x_dtype)
     geometry = row_geometry(function, x, compute, spec.axis, spec.groups)
     spec.check_options(inputs)
-    if spec.center and inputs["mean"] is None:
+    if not spec.center:
+        validate.absent(function, "mean", inputs["mean"], "center is False")
+    elif inputs["mean"] is None:
         raise ValueError(
             f"{function}: mean is None, expected the mean that the forward returned, as rows are "
             "centred"
@@ -96,7 +98,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
         formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate round k * r
-    formula = formula._replace(center=spec.center and reads["mean"] is not None)
+    formula = formula._replace(center=reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
     kernel = RowKernel(types, geometry, operands, numbers, accumulate=spec.accumulate)
@@ -117,8 +119,8 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
     The names are those of the formulas of `cunorm.normalize_backward`. dbias needs dy and, if it is
-    a post-gate, the gate. Every other gradient needs r and the gate, pre or post. r needs the mean
-    and the inputs that are not in `is_read`: x and rstd.
+    a post-gate, the gate. Every other gradient needs r and the gate, pre or post. r needs the
+    inputs that are not in `is_read`: x, rstd and the mean.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None
@@ -127,7 +129,6 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     needs_r = needs_dp or needs_n or results["dweight"] is not None
     is_read = {
         "dy": True,
-        "mean": needs_r and spec.center,
         "dresidual_out": of_x,
         "gate": needs_r or post_gate,
         "weight": needs_dp or needs_n,

@@ -58,9 +58,7 @@ class RowNormSpec:
         return self.axis % ndim
 
     def check_options(self, inputs: Specs) -> None:
-        """Check that no option of an absent operand is set, and that a mean needs center."""
-        if not self.center:
-            validate.absent(self.function, "mean", inputs.get("mean"), "center is False")
+        """Check that options of a gate or a weight are set only if there is a gate or a weight."""
         if self.weight_offset != 0.0 and inputs["weight"] is None:
             raise ValueError(
                 f"{self.function}: weight_offset is {self.weight_offset!r}, expected 0 without a "

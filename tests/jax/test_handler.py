@@ -154,8 +154,8 @@ def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
     """All calls give the same numbers; each call runs on another stream of XLA."""
     gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
     load = _handler.cuda.Launcher.load
-    counted = lambda *args: loads.append(args) or load(*args)  # noqa: E731
-    monkeypatch.setattr(_handler.cuda.Launcher, "load", counted)
+    launcher = _handler.cuda.Launcher
+    monkeypatch.setattr(launcher, "load", lambda *args: loads.append(args) or load(*args))
     _dispatch.clear_calls()
     x, weight = (draw(f"{index}", *spec) for index, spec in enumerate(call.inputs))
     room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
