@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Timings and checks of GPU plans. On a machine with a GPU, start with `bench/check_gpu.sh`."""
+"""Timings, and checks of GPU plans; on a machine with a GPU, start with `bench/check_gpu.sh`."""

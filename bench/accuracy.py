@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench accuracy`: errors of y, dx, dweight and dbias, in ulp, against float64.
 
-All providers get the same stored operands; `cunorm.reference` computes the exact results. Errors
+All providers get the same operands; `cunorm.reference` computes exact results from them. Errors
 are in ulp of the result's dtype: for y and dx at the largest exact value of the row, for dweight
 and dbias at the largest exact value of the vector. Rounding to nearest costs up to half an ulp.
 
-There are three kinds of rows. Normal rows have deviation 1 and one of several means ("mean 1e4");
-a mean is left out if the dtype cannot resolve the deviation there. "tails" follow Student's t with
-2 degrees of freedom. "activations", at width 128, are the residual stream of a small Transformer,
-trained for half a minute on the characters of Python's documentation. The provider cunorm-softgpu
-is cunorm on the tests' software GPU, which interprets the PTX that NVRTC makes.
+There are three kinds of rows. Normal rows have deviation 1 and one of several means ("mean 0" to
+"mean 1e6"); a mean is left out for dtypes whose numbers near the mean lie more than 1 apart. Rows
+of "tails" follow Student's t with 2 degrees of freedom. Rows of "activations", with width 128, are
+the residual stream of a small Transformer, trained for half a minute on the characters of Python's
+documentation. The provider cunorm-softgpu is cunorm on the tests' software GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OnSoftgpu(Cunorm):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the CSV and the picture, and print the table; return 1 if cunorm failed."""
+    """Measure, write the CSV and the picture, and print the table; return the exit status."""
     options = _arguments(argv)
     failed: set[str] = set()
     if options.read:

@@ -19,7 +19,7 @@ RESULTS = ("y", "dx", "dweight", "dbias")
 
 @dataclass(frozen=True)
 class Row:
-    """The errors of one provider's results on one kind of data; a cell is empty without a result.
+    """The errors of a provider on one kind of data; cells of results that a norm lacks are empty.
 
     Attributes
     ----------
@@ -56,10 +56,11 @@ def errors(
 ) -> tuple[float, float]:
     """Return the worst error of a result and the root mean square of its errors, in ulp.
 
-    An ulp is the spacing of the numbers of `dtype` at the largest exact value of the row (for a
-    group norm, of the sample's group), or of the whole dweight or dbias. The spacing at the element
-    itself is not used, because any error of an element near zero would be large. Rounding to
-    nearest is at most half an ulp. A result that is not finite has an infinite error.
+    For y and dx, an ulp is the spacing of the numbers of `dtype` at the largest exact value of the
+    row (for a group norm, of the sample's group); for dweight and dbias, at their largest exact
+    value. The spacing at the element itself would turn any error of an element near zero into many
+    ulps. Rounding to nearest costs at most half an ulp. A result that is not finite has an infinite
+    error.
     """
     exact = np.asarray(exact, np.float64)
     error = np.abs(np.asarray(result).astype(np.float64) - exact)
@@ -71,7 +72,7 @@ def errors(
 
 
 def cells(found: dict[str, tuple[float, float]]) -> dict[str, str]:
-    """Return the cells of a Row for the errors of the results by name."""
+    """Return the cells of a Row, given the errors of each result."""
     texts = {}
     for name in RESULTS:
         pair = [f"{value:.3g}" for value in found[name]] if name in found else ["", ""]

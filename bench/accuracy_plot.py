@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The picture of the accuracy report: worst errors over the kinds of data.
 
-Each operator has a line of panels, each result and dtype a column, each provider a colour. A line
-joins the means; other kinds of data are single marks. For each operator, the panels show the shape
-with the longest rows, and the activations, which have only one width.
+Each operator has a line of panels, each result and dtype a column, each provider a colour. A curve
+joins the means; other kinds of data are single marks. For each operator, the panels show the widest
+shape, and the activations, which have only one width.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
 
 
 def drawn(rows: Sequence[Row]) -> list[Row]:
-    """Return the CSV's rows of the shape with the longest rows, and those of activations."""
+    """Return the CSV's rows of the widest shape, and those of activations."""
     shapes = dict.fromkeys(row.shape for row in rows if row.data != ACTIVATIONS)
     largest = max(shapes, key=lambda shape: int(shape.split("x")[1]), default="")
     return [row for row in rows if row.data == ACTIVATIONS or row.shape == largest]
@@ -88,7 +88,7 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
 
 
 def _ulp_axis(panel: Axes) -> None:
-    """Set the limits and labels of a logarithmic axis, which begins near half an ulp."""
+    """Set the limits and labels of a panel's logarithmic axis of errors."""
     top = max(panel.get_ylim()[1], 5)
     few, many = ("0.5", "1", "2", "5", "10", "20", "50"), ("1", "100", "1e4", "1e6", "1e8")
     labels = [label for label in (many if top > 100 else few) if float(label) <= top]

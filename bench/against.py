@@ -4,9 +4,9 @@
 Both are imported into one process and get the same tensors and threads; each is first checked
 against the oracle. A ratio is this checkout's time divided by the other's. A time is the 20th
 percentile of the turns, because other work on the machine only adds to times and can double the
-median. A point beyond the limit is timed twice more at the end, and the median of its three ratios
-counts. The exit status is 1 if a point or the mean of all points is beyond its limit, or if a call
-failed.
+median. A point is an operator, direction, dtype and shape. If its ratio is beyond the limit, it is
+timed twice more at the end, and the median of its three ratios counts. The exit status is 1 if a
+point or the mean of all points is beyond its limit, or if a call failed.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class _Run:
         self._device, self._most = device, options.most_point
 
     def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:
-        """Time points, and return their ratios; those beyond the limit are timed again at the end.
+        """Time points, and return their ratios.
 
-        By then, other work on the machine may have ended.
+        Points beyond the limit are timed again at the end, when others' work may have ended.
         """
         timed = [(point, self._time(point)) for point in points]
         lost = [(point, found) for point, found in timed if found and found[0].value > self._most]
@@ -105,7 +105,7 @@ class _Run:
         return [median(found) for _, found in timed if found]
 
     def _time(self, point: grid.Point) -> list[Ratio]:
-        """Time a point, print its line, and return its ratio in a list; empty if a call failed."""
+        """Time a point, print its line, and return a list of its ratio, empty if a call failed."""
         new, failed = engine.time_point(self._device, point, *self._timing)
         self.rows += new
         self.failures += failed
@@ -122,7 +122,7 @@ def median(found: Sequence[Ratio]) -> Ratio:
 
 
 def groups(found: Iterable[Ratio]) -> dict[str, list[Ratio]]:
-    """Group ratios by operator, direction and dtype; also those of small calls, and all of them."""
+    """Group ratios by operator, direction and dtype; add the groups "small calls" and "all"."""
     found = list(found)
     by_name: dict[str, list[Ratio]] = {}
     for ratio in found:

@@ -10,10 +10,10 @@ import numpy as np
 
 
 def upload(xp: Any, host: Any, repeats: int = 1) -> Any:
-    """Copy an array to the memory of `xp`, CuPy or NumPy; its axes keep their order in memory.
+    """Copy an array to the memory of `xp`, CuPy or NumPy; the axes keep their order in memory.
 
-    The array is copied as integers, because CuPy may lack its dtype. Its rows are repeated
-    `repeats` times.
+    The array is copied as integers, because CuPy may lack its dtype. If it has several axes,
+    its rows are repeated `repeats` times.
     """
     by_memory = sorted(range(host.ndim), key=lambda axis: -host.strides[axis])
     bits = xp.asarray(host.transpose(by_memory).view(f"i{host.itemsize}"))

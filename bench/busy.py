@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench busy`: cunorm and torch in turns on a CPU that other processes keep busy.
 
-Threads that wait for each other lose most on a machine with more work than cores. Most points are
-calls of about 0.25 ms. The exit status is 1 if, under load, cunorm's median at some point exceeds
+A busy machine slows a call most if its threads wait for each other. Most points are calls of about
+0.25 ms. The exit status is 1 if, under load, cunorm's median at some point exceeds
 `--most` times torch's.
 """
 

@@ -26,7 +26,7 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# Relative to a result's largest value. These find only gross errors; the tests have exact bounds.
+# Relative to a result's largest value. Only gross errors exceed these; the tests have exact bounds.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
 # The largest x that is checked against the oracle. It has few rows, because torch's layer norm on a
@@ -34,7 +34,7 @@ TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 # by a tenth.
 CHECKED_ROWS = 64
 CHECKED_ELEMENTS = 1 << 19
-DRAWN_ELEMENTS = 1 << 20  # of x, or one row or sample; a power of two, like most sizes
+DRAWN_ELEMENTS = 1 << 20  # the most elements of x that are drawn, but at least a row or sample
 
 Shape = tuple[int, ...]  # (rows, width); of a group norm, (samples, channels, height, width)
 Operands = dict[str, Any]
@@ -175,13 +175,13 @@ def _channels_last(array: Any) -> Any:
 
 
 def checked_shape(shape: Shape) -> Shape:
-    """Return the shape of the first rows or samples, on which providers are checked."""
+    """Return the shape of x on which providers are checked before they are timed on `shape`."""
     rows = min(shape[0], CHECKED_ROWS)
     return fewer((rows, *shape[1:]), CHECKED_ELEMENTS)
 
 
 def fewer(shape: Shape, elements: int) -> Shape:
-    """Return a shape of at most that many elements: fewer rows or samples, then less height."""
+    """Cut rows or samples, then the height, to have at most `elements`; no size becomes 0."""
     first, *others = shape
     first = max(1, min(first, elements // math.prod(others)))
     if len(shape) == 4:
@@ -234,7 +234,7 @@ def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[
 
 
 def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
-    """Count the necessary bytes of arrays as large as x, float32 statistics and parameters."""
+    """Count the bytes that a call must move: arrays as large as x, parameters, statistics."""
     is_forward, rows, width = direction == "forward", *shape[:2]
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:

@@ -9,8 +9,8 @@
 # torch.compile and, if they are installed, Liger-Kernel, fla-core and QuACK; test the row norms
 # without the features of cunorm/_core/caps.py. --dry-run only prints the commands.
 #
-# OUT_DIR gets one log, which ends with a line for each step, and a CSV for each set of timings. All
-# steps run; the exit status is 1 if a step failed. Later steps may use the time that a step leaves.
+# OUT_DIR gets a CSV for each set of timings, and one log, which ends with a line for each step. All
+# steps run; the exit status is 1 if a step failed. A step may use the time that earlier steps left.
 # CHECK_GPU_SECONDS is the time of all steps together (default: 420; 240 for --second). $PYTHON is the
 # interpreter (default: python3), which needs cunorm's `test` extra and may have torch and a CUDA JAX.
 # CHECK_GPU_SMALL=1 tries this script on the software GPU, with few tests and small arrays.
@@ -66,7 +66,7 @@ if [[ ${CHECK_GPU_SMALL-} ]]; then
 fi
 
 now() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); } # in milliseconds
-scaled() { echo $(($1 * seconds / whole)); }       # seconds of the steps below
+scaled() { echo $(($1 * seconds / whole)); }       # $1 seconds of a run of $whole, scaled to one of $seconds
 kernels() { find "$cache" -name '*.cubin' -o -name '*.ptx' 2>/dev/null | wc -l; }
 has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$log"; fi; }
@@ -79,7 +79,7 @@ job=0 running=check_gpu.sh # the process of a step, and its name
 imports=()
 stop() { # a signal ends the step, and the script
   if ((job)) && kill -INT "$job" 2>/dev/null; then
-    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # under nohup, a step ignores interrupts
+    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # a step may ignore interrupts
     wait "$job"
   fi
   kill "${imports[@]}" 2>/dev/null
@@ -94,8 +94,8 @@ print_summary() {
 trap stop INT TERM HUP
 
 begin=$(now)
-planned=0 # the latest end of the steps so far, in seconds
-step() { # NAME END COMMAND...: run a command, until END seconds after the begin at the latest
+planned=0 # the END of the last step that --dry-run printed
+step() { # NAME END COMMAND...: run a command, and stop it END seconds after the begin
   local name=$1 end=$2 start before bytes limit status took shown line
   shift 2
   if $dry_run; then
@@ -135,7 +135,7 @@ step() { # NAME END COMMAND...: run a command, until END seconds after the begin
   return "$status"
 }
 
-tests() { # NAME END ARGUMENT...: run tests marked gpu
+tests() { # NAME END [VARIABLE=VALUE]...: run tests marked gpu
   local name=$1 end=$2 options=()
   shift 2
   local workers=$((cores - 2 > 14 ? 14 : cores - 2 > 1 ? cores - 2 : 1))

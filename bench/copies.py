@@ -57,7 +57,7 @@ def _pop_modules() -> dict[str, ModuleType]:
 
 
 def late_imports(package: Path) -> Iterator[str]:
-    """Yield each import of a cunorm module inside a function that calls on a CPU may use."""
+    """Yield each import of cunorm inside a function, in modules that a CPU's calls may load."""
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in _NOT_LOADED:
             continue
@@ -90,7 +90,7 @@ def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
 
 
 def _compiler_module(copy: ModuleType) -> Any:
-    """Return the module in which a copy, also of an older version, has `cpu_identity`."""
+    """Return a copy's module that has `cpu_identity`; in older versions it is elsewhere."""
     is_old = hasattr(copy, "_cpu")
     return copy._cpu._compiler if is_old else copy._backends.cpu.compiler
 

@@ -112,7 +112,7 @@ class Cpu:
 def keep_freed_memory() -> None:
     """Make glibc keep and reuse freed memory, as the demo does for its plot.
 
-    All threads share one arena, because glibc unmaps other arenas, which JAX's threads would use.
+    All threads share one arena, because glibc unmaps the arenas that JAX's threads would have.
     """
     if demo.keep_freed_memory():
         arena_max = -8

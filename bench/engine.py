@@ -27,7 +27,7 @@ from bench.rows import Row
 from bench.turns import Turn, take_turns
 
 COPY = "copy"
-HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on so few elements counts as host cost
+HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on no more elements is its host cost
 
 
 class Device(Protocol):
@@ -120,7 +120,7 @@ def time_point(
 def check(
     device: Device, point: Point, providers: Iterable[Provider]
 ) -> tuple[dict[str, float], list[Failure]]:
-    """Return the errors of the providers that are correct on some of the rows or samples."""
+    """Check providers on some rows or samples; return errors of correct ones, and failures."""
     small = replace(point, shape=checked_shape(point.shape))
     host = host_operands(small.operator, small.dtype, small.shape)
     errors: dict[str, float] = {}

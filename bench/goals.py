@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
-All goals are for points whose x has 1 MiB or more. A goal without points is not met, and a CSV must
-have every point of the default grid. A CSV whose SIMD is AVX2 has its own goals, and also needs the
-points of float16.
+Goals for speed are for points whose x has 1 MiB or more. A goal without points is not met, and a
+CSV must have every point of the default grid. A CSV whose SIMD is AVX2 has its own goals, and also
+needs the points of float16.
 
 The project's other goals are not checked here: the host cost of small calls
 (`python -m bench --host`), the speed against JAX on a CPU (`python -m bench table --peer jax`), the
@@ -19,7 +19,7 @@ from bench import grid
 from bench.ratios import Ratio, geometric_mean, points_without, ratios
 from bench.rows import Row
 
-SMALLEST = 2**20  # bytes of x; smaller calls mostly take the host's time
+SMALLEST = 2**20  # bytes of x; the time of calls on a smaller x is mostly host time
 SLOWEST_POINT, SLOWEST_POINT_AVX2 = 0.97, 1.0  # least speed of a point, × torch's
 HALF = 1.3  # the largest ratio of float16's time to bfloat16's
 DTYPES = ("float32", "bfloat16")
@@ -34,7 +34,7 @@ SPEED = (
     ("rms_norm", ("forward",), (3.0, 6.0)),
     ("rms_norm", ("backward",), (6.0, 12.0)),
     ("gated norms", BOTH, (4.0, 4.0)),
-    # In float32, 2.5 times torch's speed would be faster than a copy of arrays in the last cache.
+    # A bound of 2.5 for float32 would exceed the speed of a copy, even in the last-level cache.
     ("group_norm+silu", BOTH, (2.0, 2.5)),
 )
 SPEED_AVX2 = (
@@ -53,7 +53,7 @@ OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure, its bound and, if the figure belongs to a single point, that point."""
+    """A figure and its bound; unless the figure is a mean, also the points that it is about."""
 
     text: str
     wanted: float
@@ -147,7 +147,7 @@ def _worst(text: str, wanted: float, found: Sequence[Ratio], *, at_least: bool) 
 
 
 def _left_out(rows: Sequence[Row]) -> Goal:
-    """Return the goal that cunorm is timed at each point: wrong results are not timed."""
+    """Return the goal that cunorm was timed at each point, which needs right results."""
     points = points_without(rows, "cunorm")
     text = "points where others were timed and cunorm was not"
     return Goal(text, 0, len(points), at_least=False, point=", ".join(points))

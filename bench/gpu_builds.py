@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench builds`: compile on all cores, ahead, the kernels that a check on a GPU needs.
+"""`python -m bench builds`: compile the kernels of a check on a GPU in advance, on all cores.
 
-`record` writes the list of builds without a GPU, in two minutes: it runs the tests marked gpu on
-the software GPU, which resembles an H100, and plans the calls of gpu_check and of the quick
+`record`, which needs no GPU, writes the list of builds in two minutes: it runs the tests marked gpu
+on the software GPU, which resembles an H200, and plans the calls of gpu_check and of the quick
 timings. `compile` compiles as calls do, so CuPy keeps the kernels on disk for later processes.
-Builds that are not in the list are compiled at their first call; failed builds are counted.
+It prints how many builds fail. Builds that are not in the list are compiled at their first call.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cunorm._warmup import planned
 
 LIST = Path(__file__).parent / "results" / "gpu-builds.json"
 _TESTS = ("-m", "pytest", "-q", "-p", "bench.gpu_builds", "-m", "gpu and not exhaustive")
-_NOT_OF_LIST = ("-k", "not recorded_builds")  # tests of the list load its old builds
-_NOTES = "BENCH_GPU_BUILDS"  # the file to which tests append their builds
+_NOT_OF_LIST = ("-k", "not recorded_builds")  # the list's tests load the old list's builds
+_NOTES = "BENCH_GPU_BUILDS"  # names the file to which tests append builds
 
 
 def main(argv: list[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     return compile_all(read(LIST)[:: options.every], options.jobs, options.seconds)
 
 
-# --- the list: by kernel and names of macros, a line of values for each build ---------------------
+# --- the list: for a kernel and its macros' names, the macros' values, a line for each build ------
 
 
 def write(path: Path, builds: Iterable[KernelBuild]) -> None:
@@ -83,10 +83,7 @@ def read(path: Path) -> list[KernelBuild]:
 
 
 def compile_all(builds: list[KernelBuild], jobs: int, limit: float) -> int:
-    """Compile builds in `jobs` processes for `limit` seconds, and print their number and errors.
-
-    Return 1 if nothing compiles. Calls compile the missing builds.
-    """
+    """Compile builds in `jobs` processes for `limit` seconds; return 1 if nothing compiles."""
     start, done, errors = time.perf_counter(), 0, []
     spawn = get_context("spawn")  # a forked process cannot use CUDA
     with ProcessPoolExecutor(jobs, spawn, initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
@@ -117,7 +114,7 @@ def _error_of(build: KernelBuild) -> str:
 
 
 def record(jobs: int) -> int:
-    """Write the list; return 1 if a test fails, because its later builds are missing then."""
+    """Write the list; return 1 if a test fails: builds that it did not reach are then missing."""
     from tests import softgpu
 
     softgpu.load()
@@ -192,4 +189,4 @@ def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild
     return planned(names, width, dtype, Device("cuda", 0), samples, options)
 
 
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed on, or under another name
+_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed to `planned`, or passed in another form

@@ -18,7 +18,7 @@ from bench.arguments import count
 from bench.arrays import upload
 from bench.cases import OPERATORS, TOLERANCE, Operator, Shape, check
 
-# Rows with an odd tail, rows in registers, and streamed rows.
+# An odd tail; rows in registers, twice; rows that are streamed if there are no clusters.
 POINTS = (
     ("float32", (5, 33)),
     ("bfloat16", (37, 1000)),
@@ -36,9 +36,9 @@ OF_CHANNELS = (
 
 
 def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
-    """Return the points of an operator; half of them if its option is only a number or a flag.
+    """Return the points of an operator; half of them if another operator has similar kernels.
 
-    The generic forms have no points: they share the builds of layer norm.
+    `normalize` and `add_normalize` have none: they share the builds of layer norm.
     """
     if operator.base == "normalize":
         return ()

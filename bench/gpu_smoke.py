@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The first calls on a GPU: each case in its own process, so that a crash ends no other case.
 
-The cases run without the features of `cunorm/_core/caps.py`, then with each feature alone, so that
-the log shows which feature is at fault. The results are compared with the oracle.
+The cases run without the features of `cunorm/_core/caps.py`, then with each feature alone (`room`
+only with clusters), so that the log shows which feature is at fault. The results are compared with
+the oracle.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 OPERATOR, *_ = OPERATORS  # rms_norm, whose leaves are x and weight
 DTYPE, SHAPE = "bfloat16", (300, 1024)
 WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # width of rows for clusters; rows in calls; rows in a warmup
-# Many rows, so that blocks copy their next rows ahead; fewer rows; rows for clusters; samples.
+# Rows that fill a GPU, and fewer; rows that clusters can share; samples of a group norm.
 OF_CUPY = {
     "rms_norm": (SHAPE, (37, 1000)),
     "add_layer_norm": ((FEW_ROWS, WIDE),),
@@ -143,7 +144,7 @@ def on_another_thread() -> None:
     _judge_all("backward", host, results, "float32")
     print("asked on the main thread, and how many clusters fit:", *asked)
     if cuda.gpu_caps(Device("cuda", 0)).features.clusters:
-        assert not all(is_main for is_main, _ in asked), "the driver was not asked on the thread"
+        assert not all(is_main for is_main, _ in asked), "another thread never asked the driver"
         assert all(fit for _, fit in asked), "the driver found no room for a cluster"
 
 

@@ -136,7 +136,7 @@ class Gpu:
         """Do nothing: a kernel is compiled by its first call, which is not timed."""
 
     def _rotating(self, calls: list[Call]) -> Call:
-        """Return a call that rotates through calls; it keeps results, so that outputs rotate."""
+        """Make a call that runs the next of `calls`; it keeps results, so that outputs rotate."""
         kept: list[Any] = [None] * len(calls)
 
         def call() -> Any:
@@ -161,7 +161,7 @@ class Gpu:
     def _seconds(
         self, call: Call, calls: int, wait: Callable[[Any], Any] | None, queue_seconds: float
     ) -> float:
-        """Return the seconds of a call in a batch."""
+        """Return the mean seconds of a call in a batch."""
         if wait is not None:
             start = time.perf_counter()
             for _ in range(calls):
@@ -204,6 +204,6 @@ def find() -> Gpu:
 
 
 def _sets(point: Point, free: int) -> int:
-    """Return how many sets of operands together exceed L2, as far as memory allows."""
+    """Return the number of sets of operands: ROTATED_BYTES in all, or less if memory is scarce."""
     rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
     return max(2, min(MAX_SETS, -(-rotated // point.bytes)))

@@ -133,7 +133,7 @@ def points(
     directions: Sequence[str] = DIRECTIONS,
     dtypes: Sequence[str] = DEFAULT_DTYPES,
 ) -> Iterator[Point]:
-    """Yield the points by dtype, then by shape, in the given orders, because time may run out."""
+    """Yield the points by dtype, then by shape; both orders are those of the arguments."""
     names = set(operators)
     chosen = [operator for operator in OPERATORS if operator.name in names]
     for dtype, shape in product(dtypes, shapes):

@@ -118,7 +118,7 @@ def figures(found: Times) -> Figures:
 
 
 def with_difference(found: Figures) -> Figures:
-    """Add the difference between `cunorm.torch.rms_norm` and a function that does nothing."""
+    """Add the difference between `cunorm.torch.rms_norm` and an empty autograd.Function."""
     more: Figures = {}
     for kind in dict.fromkeys(key[2] for key in found):
         ours, empty = (found[call, SHAPE, kind] for call in (OURS, EMPTY))

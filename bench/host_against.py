@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The host cost of small calls, here and in another checkout: medians and ratios.
 
-Each checkout has its own processes, which run this bench. The two processes of a pair alternate
-after each run, so that other work on the machine slows both. There are several pairs, because a
-process may be slow for its whole life.
+Each checkout has its own processes, which run this checkout's bench. The two processes of a pair
+alternate after each run, so that other work on the machine slows both. There are several pairs,
+because a process may be slow for its whole life.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Worker:
         self._process.communicate()
 
     def time(self, number: int) -> float:
-        """Run the calls of the key with that number, and return µs a call."""
+        """Run the calls of the key with this number, and return µs per call."""
         print(number, file=self._process.stdin, flush=True)
         return float(self._answer())
 

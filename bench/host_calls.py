@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Timers of small calls on a CPU: cunorm, by public names only, and torch.
+"""Timers of small calls on a CPU: calls of cunorm's public functions, and of torch.
 
 Calls repeat on the same arrays, with three exceptions for `rms_norm`: each call has new memory in
 `out=`; each call is the first one with its number of rows; or each call is the second one with its
-number of rows. These new arrays are allocated before the clock starts and stay alive, so that no
-address occurs twice.
+number of rows. The arrays for `out=` are allocated before the clock starts and stay alive, so that
+no address occurs twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_ROWS, NARROW = 1 << 11, 16  # so few elements that one thread works on them
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
 Key = tuple[str, str, str]  # call, shape, array library
-Timer = Callable[[], float]  # makes a run of calls, and returns µs a call
+Timer = Callable[[], float]  # makes a run of calls, and returns µs per call
 
 
 def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
@@ -105,7 +105,7 @@ def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
 
 
 def _cunorm_calls(operator: Operator, operands: Operands) -> dict[str, Call]:
-    """Return cunorm's calls: without `out=`; with it; with `workspace=`, too, if they take it."""
+    """Return cunorm's calls: plain; with `out=`; with `out=` and `workspace=` if they use one."""
     forward = cases.forward(cunorm, operator, operands)
     training_forward = cases.training_forward(cunorm, operator, operands)
     saved, y = training_forward(), forward()
@@ -229,7 +229,7 @@ class _Empty(torch.autograd.Function):
 
 
 def autograd_timers() -> dict[Key, Timer]:
-    """Return timers of RMSNorm: a forward not recorded, one recorded, and one with its backward."""
+    """Return timers of `_Empty` and two RMSNorms: unrecorded, recorded, and with the backward."""
     theirs = peers.torch_function(torch, RMS_NORM, WIDTH)
     found: dict[Key, Timer] = {}
     for call, function, names in (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """A model of GPUs, which predicts from a kernel's SASS the share of copy speed that it reaches.
 
-Nothing here was measured with these kernels. This file has the constants, with their sources, and
-the costs of starting launches; rounds.py computes the time of a launch itself.
+No number here was measured with cunorm. This file has the constants and their sources, and
+the costs of starting launches; rounds.py computes how long a launch runs.
 
-The model ignores how well copies coalesce, the partial sums that a streamed backward keeps in
-memory, and multiprocessors that stay idle because a cluster's blocks must be neighbours. It gives
-H100 the plans of H200, although the L2 of H100 is smaller. So a prediction is an upper bound:
-missing a goal says more than meeting it.
+The model counts the bytes of accesses, not the sectors that they touch. It ignores the partial sums
+that a streamed backward keeps in memory, and multiprocessors that stay idle because a cluster's
+blocks must be neighbours. It gives H100 the plans of H200, although the L2 of H100 is smaller. So a
+prediction is an upper bound: missing a goal says more than meeting it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
 # waiting for the slowest block.
 EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
-# Seconds until the second launch of a call starts, if it may begin while the first ends
-# (programmatic dependent launch, from compute capability 9.0 on): an estimate.
+# Seconds from the end of a call's first launch to the start of its second, if the second is set up
+# meanwhile (programmatic dependent launch, from compute capability 9.0 on): an estimate.
 DEPENDENT_LAUNCH = 1e-6
 ELEMENTS = 1 << 26  # of x in predictions, except those for a few rows or samples (static_plans.py)
 

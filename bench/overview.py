@@ -33,7 +33,7 @@ _NORMS = {
     "GroupNorm + SiLU, NCHW": "group_norm+silu NCHW",
 }
 _SHADES = {"forward": COLOURS["cunorm"], "backward": "#f0a877"}
-_BAR = 0.36  # of a direction, relative to the distance between two norms
+_BAR = 0.36  # height for a direction's bar, if two norms are 1 apart
 _FONT = 9.0  # points
 
 

@@ -18,7 +18,7 @@ Function = Callable[..., Any]  # takes the tensors of `Operator.leaves` by name
 
 
 def torch_function(torch: ModuleType, operator: Operator, width: int) -> Function:
-    """Return a function with the results of cunorm's, for a row width or a number of channels."""
+    """Return the operator in torch, for rows of a width or for a number of channels."""
     norm = _norm(torch, operator, width)
     silu = torch.nn.functional.silu
 

@@ -127,7 +127,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
             _draw(panel, chosen)
         line_of_panels[0].set_ylabel("GB/s")
     _size_axis(panels[-1], rows)
-    for line_of_panels in panels:  # after all are drawn, because panels share their limits
+    for line_of_panels in panels:  # after all are drawn, because the panels of a line share limits
         line_of_panels[0].set_ylim(bottom=0)
         for panel in line_of_panels:
             _label_lines(panel)
@@ -226,7 +226,7 @@ def _label_lines(panel: Axes) -> None:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Return ascending heights, moved `_GAP` apart around their centres; none is below 0."""
+    """Move ascending heights at least `_GAP` apart, but not below 0; clusters keep their centre."""
     clusters: list[tuple[float, int]] = []  # centre and number of labels, from below
     for height in heights:
         centre, count = height, 1

@@ -88,10 +88,9 @@ def _ratio(found: Timed, name: str, other: str) -> str:
 
 
 def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
-    """Group the points by operator, direction and dtype, then over all operators.
+    """Group the points by operator, direction and dtype; then add groups over several operators.
 
-    Operators with a gate have their own groups, because their goals differ. Each group norm has its
-    own group over both orders of its axes in memory.
+    These are all gated row norms, all ungated row norms, and a group norm in both memory orders.
     """
     groups: dict[tuple[str, str, str], list[Timed]] = {}
     of_all: dict[tuple[str, str, str], list[Timed]] = {}

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The time of a launch, by the model of GPUs in model.py.
 
-A multiprocessor runs several teams at a time: blocks or warps that have a row, or blocks that have
-a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
-stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says how many rounds
-end in a second. The prediction is the time of a copy of as many bytes divided by the launch's time.
-Four ceilings show what limits a launch. Each is a share of copy speed, and above 1 if it is not a
-limit:
+A multiprocessor runs several teams at a time: blocks that have a row, warps that have some rows, or
+blocks that have a tile of a group norm. In a `Round` a team waits for its loads, computes, waits
+for sums, and stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says
+how many rounds end in a second. The prediction is the time of a copy of as many bytes divided by
+the launch's time. Four ceilings show what limits a launch. Each is a share of copy speed, and at
+least 1 if it is not a limit:
 
-- issue: all work of the busiest pipe runs at full speed, without waiting;
-- overlap: no team waits for memory or pipes that others use, but each has its own latencies;
-- traffic: a row that is read twice, and not from L2, moves more than the operator's bytes;
+- issue: the share if the busiest pipe never waits;
+- overlap: the share if no team waits for memory or pipes that others use, only for its latencies;
+- traffic: the operator's bytes divided by the launch's bytes: rows may be read twice from memory;
 - waves: the rounds of the average multiprocessor, divided by the rounds of the busiest.
 """
 
@@ -58,7 +58,7 @@ def round_of(
     Parameters
     ----------
     gpu, work, warps
-        The GPU, the work of a warp of the team, and the number of its warps.
+        The GPU, the work of a warp of the team, and the number of the team's warps.
     waits
         Seconds that the team waits for loads.
     needed, moved, ahead
@@ -115,8 +115,8 @@ class Times(NamedTuple):
 def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
     """Return the seconds of a round, and how many rounds a multiprocessor has at once.
 
-    A team whose rows are copied ahead has several rounds at once but computes one at a time. If
-    computing takes longer than the pipes need, all rounds of the team wait for it.
+    A team whose rows are copied ahead has several rounds at once but computes one at a time, for
+    `alone` seconds. So the `pipes` of a round are at least `alone` divided by the number of teams.
     """
     bandwidth = min(gpu.sm_bytes * gpu.clock, gpu.copy / min(gpu.sm_count, grid.blocks))
     reads, writes = one.moved.reads / bandwidth, one.moved.writes / bandwidth
@@ -128,12 +128,12 @@ def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
 
 
 def rate(times: Times, at_once: float) -> float:
-    """Return the rounds per second of a multiprocessor with `at_once` teams: mean value analysis.
+    """Return a multiprocessor's rounds per second with `at_once` rounds: mean value analysis.
 
     Memory and pipes are shared equally among the rounds that use them. A new round finds the
-    average queue of a system with one round fewer (Reiser and Lavenberg, 1980). Of the times,
-    only their means matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its
-    writes, but the memory does not serve reads while it writes.
+    average queue of a system with one round fewer (Reiser and Lavenberg, 1980). Only the means of
+    the times matter (Baskett, Chandy, Muntz and Palacios, 1975). No round waits for its writes, but
+    the memory does not serve reads while it writes.
     """
     reading = computing = found = 0.0
     for rounds in range(1, round(at_once) + 1):
@@ -147,8 +147,8 @@ def rate(times: Times, at_once: float) -> float:
 def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
     """Return the seconds of a launch, from its first load to its last store.
 
-    The busiest multiprocessor runs its rounds at its `rate`. The launch takes at least the time of
-    all its bytes or instructions, plus the other seconds of one round.
+    The busiest multiprocessor runs its rounds at its `rate`. The launch takes at least the `memory`
+    or `pipes` of all these rounds, whichever is longer, plus the other seconds of one round.
     """
     times, at_once = times_of(gpu, one, grid)
     least = grid.busiest * max(times.memory, times.pipes) + times.own

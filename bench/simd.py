@@ -21,7 +21,7 @@ from cunorm._backends.cpu.compiler import cpu_identity
 def limit(march: str) -> None:
     """Compile cunorm for a -march, and limit the other providers; ValueError if it is too late.
 
-    torch reads its variable at the first operation; inductor and XLA read theirs at their import.
+    torch reads its variable at the first operation; inductor and XLA, not before their import.
     """
     copies.compile_for((cunorm,), march)
     if copies.has_avx512():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench static`: compile the GPU plans with NVRTC and check them, without a GPU.
 
-The exit status is 1 if a plan spills, has a stack frame, or accesses arrays as large as x in
-smaller pieces than alignment and the plan's pack allow. With --goals it is also 1 if a row norm
-loads after its first store, or if a prediction misses a goal.
+The exit status is 1 if a plan spills, has a stack frame, does not fit a multiprocessor, or accesses
+arrays as large as x in smaller pieces than planned. With --goals it is also 1 if a row norm that
+keeps rows in registers loads after its first store, or if a prediction misses a goal.
 
 Counts of the SASS (static_reads.py, static_packs.py) need nvdisasm:
-`pip install nvidia-cuda-nvdisasm`. --check works without it. From these counts a model (model.py)
+`pip install nvidia-cuda-nvdisasm`. --check works without it. From the counts a model (model.py)
 predicts shares of copy speed. Predictions are not measurements.
 """
 
@@ -58,9 +58,7 @@ def main(argv: list[str]) -> int:
         faults = list(differences(checked, plans, options.sample, options.jobs))
         if disassembler() is None:
             print(f"{MISSING}; what the SASS says was not compared")
-        print(
-            "\n".join(faults) or f"{options.check}: {options.sample} lines compiled, as they were"
-        )
+        print("\n".join(faults) or f"{options.check}: no difference was found")
         return bool(faults)
     rows = list(_measure_all(plans, options.jobs))
     if options.out:
@@ -69,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print_report(rows: list[Row], options: argparse.Namespace) -> int:
-    """Print the rows and their faults; return 1 if there are any."""
+    """Print the rows and their faults; return 1 if there are faults, 2 if there are no rows."""
     if not rows:
         print("no such plans", file=sys.stderr)
         return 2
@@ -105,7 +103,7 @@ def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
 
 
 def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> Iterator[str]:
-    """Yield the differences from a table: of all plans, and of a sample of compiled ones.
+    """Yield the differences from a table: of all plans, and of a sample that is compiled.
 
     If another NVRTC made the table, only plans are compared.
     """

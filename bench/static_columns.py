@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The predicted columns of the static table."""
+"""The columns of the static table that come from the SASS: counts and predictions."""
 
 from __future__ import annotations
 

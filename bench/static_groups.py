@@ -30,7 +30,7 @@ def speed_of_groups(
 ) -> Columns:
     """Return the columns of a launch, and of the call if this is its last launch.
 
-    There are none if the launch cannot be counted, and only `instructions` without a GPU.
+    There are no columns if packs cannot be counted. If `gpu` is None, only `instructions` is there.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
 
 
 def l2_keeps(architecture: str, size: int) -> bool:
-    """Whether the next launch finds that many bytes in L2: they fit half of L2."""
+    """Whether the next launch finds `size` bytes in L2, as is assumed for up to half of L2."""
     return size <= ARCHITECTURES[architecture].l2 // 2
 
 

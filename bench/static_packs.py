@@ -4,12 +4,12 @@
 A thread copies its packs of a tile to shared memory and loops over them. The compiler unrolls each
 loop and adds code for the remaining packs. So several pieces of code between two barriers may
 access the packs of the same operands. Of these, only the piece that takes most packs at a time
-counts, as often as all packs of the thread need. Code without packs counts once. Slow paths do not
+counts, as if it took all packs of the thread. Code without packs counts once. Slow paths do not
 count: blocks that call a function, and the shuffles of diverged warps. Code that only some warps
 run, for a group or a channel, counts as if all warps ran it.
 
-Packs are recognised by accesses to row operands in global memory, and by loads from shared memory
-that are wider than those of sums. So packs of less than eight bytes cannot be counted.
+Packs are recognised by accesses to arrays as large as x in global memory, and by loads from shared
+memory. Loads of less than eight bytes may be those of sums, so smaller packs cannot be counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Packs(NamedTuple):
     bytes
         Bytes of a pack of each array as large as x, by the offset of its pointer in the arguments.
     shared
-        Bytes of a pack in shared memory: of all arrays that are read.
+        Bytes of a pack in shared memory: the sum over all arrays that are read.
     of_thread
         How many packs a thread has.
     """
@@ -54,7 +54,7 @@ class _Part(NamedTuple):
 
 
 def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Work:
-    """Count the instructions of a warp, given all pointers' offsets; ValueError without packs."""
+    """Return the work of a warp, given all pointers' offsets; ValueError if no packs are found."""
     code, reached = traced(text, architecture, pointers)
     parts = list(_split(code, reached, packs))
     seen: dict[int, set[tuple[str, int]]] = {}

@@ -3,8 +3,8 @@
 
 The path is the one that accesses most bytes of row operands and parameters. Among equals it is the
 one that calls fewest slow paths (divisions and roots at the limits of a format, 64-bit divisions of
-row indices), then the shortest. So it skips the guards at a row's end, and code of groups and
-partial sums that does not run for every row.
+row indices), then the shortest. So it skips code that does not run for every row: the guards at a
+row's end, and code for groups and partial sums.
 
 A loop repeats until its accesses to a row operand make up the thread's share of the row. In a pass
 over a streamed row, only the innermost loop repeats; the rest of the pass handles remainders. The
@@ -116,7 +116,7 @@ class _Finder:
     def path(
         self, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> list[frozenset[int]]:
-        """Return the best path from an entry to an end of the kernel; in a loop, to its entry."""
+        """Return the best path from `entry` to an end of the kernel; in a loop, back to `entry`."""
         parts = components(region, lambda n: self._successors_in(n, region, entry, loop))
         part_of = {number: part for part in parts for number in part}
         best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {
@@ -172,7 +172,7 @@ class _Finder:
         return any(m in part for n in part for m in self._successors_in(n, region, entry, loop))
 
     def _innermost(self, loop: frozenset[int]) -> frozenset[int]:
-        """Return the innermost loop with most accesses to row operands, or the loop itself."""
+        """Return the innermost loop that accesses most bytes; `loop` if none in it accesses any."""
         header = self.header(loop)
         parts = components(loop, lambda n: self._successors_in(n, loop, header, loop))
         inner = [part for part in parts if self.is_loop(part, loop, header, loop)]

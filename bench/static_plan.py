@@ -46,7 +46,7 @@ _OTHER_POINTERS = {
 
 
 class Plan(NamedTuple):
-    """A launch of a call on a GPU; its arrays are aligned."""
+    """A launch of a call on a GPU; the call's arrays are aligned."""
 
     architecture: str
     features: str  # joined by "+"; "" for the default features
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Rows of each team in shared memory at a time, copied or computed."""
+        """Rows of each team that are in shared memory at a time: this and later rows."""
         return staged_rows(dict(self.build.macros))
 
     @property
@@ -148,7 +148,7 @@ def regime(build: KernelBuild) -> str:
 
 
 def staged_rows(macros: dict[str, str]) -> int:
-    """Return how many rows of each team are in shared memory at a time, copied or computed."""
+    """Return how many rows of each team are in shared memory at a time: this and later rows."""
     return int(macros.get("STAGES", 2 if macros.get("ASYNC_COPIES") == "true" else 0))
 
 

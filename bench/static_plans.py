@@ -34,8 +34,8 @@ MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
 # generates token by token, and group norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
-# Channels, height and width. A block holds whole groups of the smallest samples, a cluster those of
-# larger samples, whose blocks may need whole multiprocessors. The largest need two launches.
+# Channels, height and width. A block holds whole groups of the smallest samples. A cluster holds
+# those of larger samples; its blocks may fill a multiprocessor. The largest need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
@@ -53,8 +53,8 @@ _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    Plans with other features than the default are added if their builds are new. Plans of
-    param_grad, which many calls share, are added if their build is new.
+    Plans with other features than the default, and plans of param_grad, which many calls share, are
+    in the grid only if their build is new.
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
@@ -201,12 +201,12 @@ def _step(build: KernelBuild) -> str:
 
 
 def default_features(architecture: str) -> Features:
-    """Return the features that plans use by default, with room for any cluster."""
+    """Return the features that plans use by default."""
     return features_of(architecture)
 
 
 def feature_sets(architecture: str) -> list[Features]:
-    """Return three sets of features for the plans of a GPU: the default, all and none."""
+    """Return the default features of a GPU, all that it has, and none; equal sets once."""
     has = {name: int(architecture) >= least for name, least in MIN_CAPABILITY.items()}
     return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 

@@ -57,9 +57,9 @@ class Counts(NamedTuple):
     loaded
         Bytes of row operands that are loaded to registers.
     waits
-        How often the thread waits for these loads.
+        How often the thread waits for loads of row operands.
     parameter_waits, waits_once
-        How often the thread also waits for weight and bias, on the path of a row and outside of it.
+        Further waits, for weight and bias, on the path of a row, and all waits outside of it.
     """
 
     late_loads: int
@@ -148,9 +148,9 @@ def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
 
 
 def loads_at_once(text: str, architecture: str, slot: int, pointers: frozenset[int]) -> float:
-    """Return how many loads of an argument's array one basic block has in flight, at most.
+    """Return how many loads of an argument's array are in flight together, in the main loop.
 
-    The block with most such loads is the body of a loop that the compiler unrolled.
+    The main loop is the block with most such loads, because the compiler unrolls it.
     """
     code, found = traced(text, architecture, pointers)
     loads = {one for one, slots in found.items() if slot in slots and one.name in LOADS}

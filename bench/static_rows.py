@@ -41,9 +41,9 @@ class Row:
     count
         Rows or samples of x; empty if they have 2**26 elements in all.
     aligned_bytes, planned_bytes, narrowest_bytes
-        Bytes of the narrowest access to an array as large as x: as wide as alignment allows; as
-        planned, which also depends on width and registers; and as compiled. 0 without such
-        arrays.
+        Bytes of the narrowest access to an array as large as x: the most that alignment allows;
+        what is planned, which also depends on width and registers; and what is compiled. 0
+        without such arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
     late_loads, instructions

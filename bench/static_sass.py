@@ -134,7 +134,7 @@ def blocks(text: str) -> list[Block]:
         if item.target or item.name in ("EXIT", "RET"):
             found.append(Block())
     if not found[-1].instructions:
-        found.append(Block())  # there is a label after the last instruction
+        found.append(Block())  # the text ends with a label, a branch or an exit
     for number, block in enumerate(found[:-1]):
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.target in labels:

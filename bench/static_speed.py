@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Columns of the static table from the SASS of a plan, on a GPU that the model has.
+"""Columns of the static table from the SASS of a plan, with predictions for the model's GPUs.
 
 `instructions` are a warp's instructions for one row, times 32, divided by the warp's elements of
 the row: a thread's instructions per element. If blocks walk several rows, the instructions that run
-once are divided among these rows; a forward's block takes one row.
+once are divided among these rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.static_plan import PARAM_GRAD, STREAMED, Plan
 from bench.static_reads import Counts, Operands, loads_at_once, read
 from cunorm._core.build import KernelBuild
 
-_PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types, and offsets of param_grad's sums
+_PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # macros; offsets of param_grad's pointers
 
 Sass = Callable[[KernelBuild, str], str]
 
@@ -83,7 +83,7 @@ def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
 
 
 def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
-    """Return the work for a row by a block of its team, or by a warp that has several rows."""
+    """Return the round of a block of a row's team, or of a warp that has several rows."""
     traffic, passes, elements = plan.traffic(), _passes(plan), _team(plan) * _share(plan)
     reads = float(traffic.reads)
     resident = grid.at_once * gpu.sm_count * elements * reads

@@ -26,7 +26,7 @@ _UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table or write those of a page; return 1 on a missed goal or a changed page."""
+    """Print a table or write a page's; return 1 on a missed goal or, with --check, a difference."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.csv is None) == (options.page is None):
@@ -85,7 +85,7 @@ def _write(path: Path, peer: str, *, only_compare: bool) -> int:
 
 
 def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
-    """Return a page's text with every table made again from its CSV, a path from `folder`."""
+    """Return a page's text with new tables; the paths of their CSVs are relative to `folder`."""
     if not text.count("-table: ") == len(_BLOCK.findall(text)) > 0:
         raise ValueError(
             "expected <!-- cpu-table: CSV --> or the like on a line, and <!-- end --> after it"
@@ -135,7 +135,7 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
 
 
 def _peers(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table of peers; none if torch is the only one."""
+    """Return the lines of a table of peers; none if there are fewer than two peers."""
     peers = [name for name in _PEERS if any(row.provider == name for row in rows)]
     if len(peers) < 2:
         return []

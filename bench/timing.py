@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench [time]`: cunorm and other providers, checked and timed in turns.
 
-Each provider is first checked against the oracle, on some rows of the operands. The table goes to
-standard output, the rows to a CSV.
+Each provider is first checked against the oracle, on a few rows. The table goes to standard output,
+the rows of the CSV to --out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_OF_HOST = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the command line, time every point, and print the table; return 1 if cunorm failed."""
+    """Read the command line, time every point, print the table; return the exit status."""
     options = parse(argv)
     if options.host:
         return _host(options)

@@ -2,7 +2,7 @@
 """`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
 The kernels run on the tests' software GPU, which counts every access to arrays as large as x. The
-exit status is 1 if a call moves more than 1.02 times the necessary bytes.
+exit status is 1 if a call moves more than 1.02, or less than 0.999, times the necessary bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Row:
     moved, ratio
         Bytes of all accesses to arrays as large as x, and their ratio to minimum + read_again.
     others
-        Bytes of parameters, statistics, partial sums and the workspace, each counted once.
+        Bytes of parameters, statistics, partial sums and the workspace, once for each kernel.
     of_sectors
         `moved` divided by the bytes of the sectors that the warps' accesses touch.
     """
@@ -65,7 +65,7 @@ class Row:
 
 
 def main(argv: list[str]) -> int:
-    """Make the table; return 1 if a call moves too much."""
+    """Make the table; return 1 if a call moves too much or too little."""
     options = _arguments(argv)
     chosen = [
         call

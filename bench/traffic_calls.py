@@ -29,8 +29,8 @@ from tests.emulation.machine import machine
 from tests.softgpu.counters import Launch, counting
 
 _ARCHITECTURE = "90"  # of an H200, like the software GPU
-# The call of a regime has the first of these sizes that is planned in the regime. An array has
-# _ELEMENTS elements, or two rows if two rows have more.
+# The call of a regime has the first of these sizes whose plan has the regime. A row norm's x has
+# about _ELEMENTS elements but at least two rows; three times as many if rows are copied ahead.
 _WIDTHS = (1000, 64, 4096, 16384, 32768, 65536, 131072, 262144)
 _SAMPLES = ((320, 8, 8), (128, 16, 16), (320, 64, 64), (128, 64, 128))
 _ELEMENTS = 16_000
@@ -98,7 +98,7 @@ def count(call: Call) -> Count:
 
 
 def _others(launches: list[Launch], large: set[int]) -> int:
-    """Add up the bytes of other arrays that a kernel's largest launch touches, each once."""
+    """Add up the bytes of other arrays: for each kernel, the most that one launch touches."""
     most: dict[tuple[str, int], int] = {}
     for launch in launches:
         for found in launch.ranges:

@@ -9,7 +9,7 @@ CuPy compiles all kernels with flush-to-zero. On a CPU they are kept, and the ca
 floating-point mode is never changed.
 """
 
-# ruff: noqa: F403, F405  (names of __all__ come from those of the two families)
+# ruff: noqa: F403, F405  (`import *` brings names of __all__)
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ __all__ = [
     "workspace_size",
 ]
 
-_MODULES = {  # the modules of all names but those of `_row_norm`
+_MODULES = {  # the modules of all names but `reference` and those of `_row_norm`
     "results": ("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
     "_backends.cpu.threads": ("set_num_threads",),
     "_cache": ("CacheInfo", "Cleared", "cache_info", "clear_cache"),

@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(arguments)
         print(end="", flush=True)
         return status
-    except KeyboardInterrupt:  # compilers have ended
+    except KeyboardInterrupt:  # the compilers that ran have ended
         if sys.stderr is not None and sys.stderr.isatty():
             print(file=sys.stderr)  # after the terminal's ^C
         return _INTERRUPTED
-    except OSError as error:  # mostly standard output fails: write nothing more to it
+    except OSError as error:  # most likely, standard output fails: write nothing more to it
         with suppress(OSError, ValueError, AttributeError):  # a stream may lack a descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # a reader, such as `head`, wants no more
+        if not isinstance(error, BrokenPipeError):  # else the reader, such as `head`, has ended
             _complain(f"python -m cunorm: {error}")
         return 1
 
@@ -121,7 +121,7 @@ _OPERANDS = {  # their defaults, in words
     "bias": "no",
     "residual": "x's for the functions add_..., else no",
     "gate": "no",
-    "d_residual": "that of the residual stream, if there is one",
+    "d_residual": "the residual stream's if there is one, else no; yes means the stream's, too",
 }
 _Settings = dict[str, Any]
 _REQUIRED: _Settings = {"nargs": "+", "required": True}

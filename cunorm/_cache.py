@@ -27,9 +27,9 @@ _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep during a
 class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
-    `folder` has the CPU's builds of all processes; the first build makes it. `libraries` is their
-    number, and `bytes` is the size of all files there. `loaded` and `cuda_kernels` count the CPU's
-    builds and the CUDA kernels (on all devices) that this process has loaded. `cupy_folder` has all
+    `folder` has the CPU's builds of all processes; the first build makes the folder. `libraries` is
+    the number of builds, `bytes` the size of cunorm's files. `loaded` and `cuda_kernels` count the
+    CPU's builds and the CUDA kernels that this process has loaded. `cupy_folder` has all
     that CuPy compiled, also for other programs; it is None until CuPy is imported.
     """
 
@@ -42,7 +42,7 @@ class CacheInfo(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """What `clear_cache` removed: a number of files, also of killed compiles, and their bytes."""
+    """What `clear_cache` removed: how many files, also of killed compiles, and their bytes."""
 
     files: int
     bytes: int

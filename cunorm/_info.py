@@ -133,7 +133,7 @@ def _compilers() -> Lines:
 def _caches() -> Lines:
     folder = _cache.cupy_cache_folder()
     sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
-    ours = "kept for one process only, as no folder is usable: set CUNORM_CACHE_DIR to one"
+    ours = "kept for one process only: let CUNORM_CACHE_DIR name a folder only you can write to"
     if planned_folder() is not None:  # else `cache_info` would make a folder
         info = _cache.cache_info()
         ours = f"{info.folder}: {info.libraries} files, {info.bytes / 2**20:.1f} MiB"

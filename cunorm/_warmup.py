@@ -28,14 +28,14 @@ from cunorm._row_norm.spec import NEEDS
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
 Operand: TypeAlias = Several[DTypeLike | bool | None]
-Meaning: TypeAlias = dict[bool | str, object]  # of values of an operand that are no dtypes
+Meaning: TypeAlias = dict[bool | str, object]  # what True, False and AUTO mean for an operand
 
 
 class Warmup(NamedTuple):
     """What `warmup` did: the builds that calls need, all of them loaded, and the seconds it took.
 
-    `compiled` counts the builds that ran the C++ compiler. On CUDA it counts the kernels that were
-    loaded, as CuPy does not say which of them it compiled and which it had on disk.
+    `compiled` counts the builds that the C++ compiler made now. On CUDA it counts the kernels that
+    were loaded, because CuPy does not say which of them it compiled and which it had on disk.
     """
 
     builds: int
@@ -86,7 +86,7 @@ def warmup(
     widths : int
         Elements of a row of x, in all its axes and groups; channels of a group norm.
     dtypes : dtype
-        Of x: "float16", "bfloat16", "float32" or "float64", or a framework's dtype.
+        The dtype of x: "float16", "bfloat16", "float32", "float64" or a framework's dtype.
     device : str
         "cpu", "cuda" (the current one), or "cuda:1".
     rows : int, optional
@@ -94,15 +94,15 @@ def warmup(
     weight, bias, residual, gate : dtype or bool or None
         The forward's operands: a dtype, True for that of x, None or False if absent. By default
         there is a weight if the function takes one, a residual for the functions ``add_…``, no bias
-        and no gate. A backward is that of such a forward: it gets the residual stream as x, a dy of
-        y's dtype, and x's dtype as `x_dtype`.
+        and no gate. A backward is that of such a forward: it gets the residual stream (if any)
+        as x, a dy of y's dtype, and x's dtype as `x_dtype`.
     d_residual : dtype or bool or None
         The gradient of the residual stream that a backward gets; True means the stream's dtype. By
         default True if the forward writes a stream.
     dtype, residual_dtype : dtype, optional
-        Of y and dy, and of the new residual stream; by default as the forward chooses them.
+        The dtype of y and dy, and that of the new residual stream; by default the forward's choice.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As the row norms take them. It only matters whether `weight_offset` is 0.
+        As the row norms take them. Of `weight_offset` it only matters whether it is 0.
     num_groups, activation : int, and str or None
         As the group norms take them; all but "instance_norm" need `num_groups`.
     positions : int
@@ -182,7 +182,7 @@ def _device(name: object) -> Device:
         cuda.gpu_caps(device)
     except RuntimeError as error:  # any error of the driver
         raise RuntimeError(f"{FUNCTION}: device is {name!r}: {error}") from error
-    cuda.nvrtc_version()  # raises where there is none
+    cuda.nvrtc_version()  # raises an error without NVRTC
     return device
 
 
@@ -198,7 +198,7 @@ _ABSENT: Options = {
 
 
 def _calls(ops: object, dtypes: object, options: Options) -> Iterator[tuple[str, Options]]:
-    """Yield the function and the parsed options of every call that is described."""
+    """Yield the function and the parsed options of every call that the options describe."""
     names = [validate.choice(FUNCTION, "ops", name, FUNCTIONS) for name in _several("ops", ops)]
     xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in _several("dtypes", dtypes)]
     choices = {option: _several(option, value) for option, value in options.items()}
@@ -250,7 +250,7 @@ def _is_default(option: str, value: object) -> bool:
     """Whether a value means the same as leaving the option out."""
     if value is None or value is False:
         return True
-    # For other types, == may return an array, or wrongly True: NumPy's dtype float64 equals None.
+    # Other types are not compared: NumPy's dtype float64 equals None; == of arrays is an array.
     items = value if isinstance(value, tuple) else (value,)  # a tuple of names is one value
     is_plain = all(isinstance(item, str | Number) for item in items)
     return is_plain and value in (_ABSENT[option], AUTO)

@@ -52,7 +52,7 @@ def workspace_size(
     """Return the bytes of workspace that a function needs.
 
     A backward keeps partial sums of dweight and dbias there. A group norm keeps the statistics of
-    parts of a sample and, in a backward on a CPU, what the first pass keeps for the last. The size
+    parts of a sample and, in a backward on a CPU, what the first pass stores for the last. The size
     depends on the shapes, dtypes and device of the arrays and, for a group norm, on the memory
     layout of x, so a training loop asks for it once.
 
@@ -84,7 +84,7 @@ def workspace_size(
 
     Examples
     --------
-    The second call allocates no memory for results and sums:
+    This backward allocates no memory for results and sums:
 
     >>> import numpy as np
     >>> import cunorm
@@ -152,7 +152,7 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
-    """Return the largest size that a dtype of y needs."""
+    """Return the largest size over all dtypes of y."""
     x, weight, bias = specs
     groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
     norm = _FUNCTION, groups, None, options["channel_axis"]
@@ -164,7 +164,7 @@ def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
 
 
 def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
-    """Return the largest size that dtypes of dy and dx need."""
+    """Return the largest size over all dtypes of dy and dx."""
     x, weight, bias = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
     groups, axis = options["num_groups"], options["channel_axis"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The results of the operators: named tuples of arrays of the caller's framework.
 
-A field that does not apply to the call is None. `out=` takes these tuples, with arrays in the
-fields that are to be written in place; the defaults are for these. For type checkers, a field has
-x's type if every call without `needs` has the field.
+A field that does not apply to the call is None. `out=` takes these tuples, with an array in each
+field that is to be written in place; the fields' defaults are for `out`. The type of a field
+includes None unless every call that leaves out `needs` fills the field.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
-if not TYPE_CHECKING and sys.version_info < (3, 11):  # NamedTuple takes no second base there
+if not TYPE_CHECKING and sys.version_info < (3, 11):  # older NamedTuples take no second base
     NamedTuple = SimpleNamespace(__mro_entries__=lambda bases: (typing._NamedTuple,))
 
 
@@ -31,9 +31,9 @@ class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 
     y has the normalised rows. residual is the new residual stream, which was normalised; it is None
-    if no residual, no `residual_dtype` and no array for it was given. Both have x's shape. mean and
-    rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last
-    axis of length `groups` if that is not 1; mean is None without centering.
+    without residual, `residual_dtype` and `out.residual`. Both have x's shape. mean and rstd are
+    the rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last axis of
+    length `groups` if that is not 1; mean is None without centering.
     """
 
     y: T_co = None  # type: ignore[assignment]

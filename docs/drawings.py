@@ -94,7 +94,7 @@ def _row_packs() -> _Drawing:
             pack = "…" if min(thread, load) < 0 else str(thread + load * threads)
             d.box(60 + 56 * column, 94 + 30 * row, 56, 30, pack, fill)
     held = f"A thread holds {team.packs} packs: {team.packs * team.pack} numbers in registers."
-    d.text(10, 268, f"{held}\nA load of a warp, 32 threads, is {32 * size} bytes on end.")
+    d.text(10, 268, f"{held}\nA load of a warp, 32 threads, is {32 * size} contiguous bytes.")
     return d
 
 
@@ -109,7 +109,7 @@ def _row_teams() -> _Drawing:
     d.text(10, 132, f"*4096 columns: a block of {block.threads} threads a row")
     for i in range(warps):
         d.box(10 + 330 / warps * i, 142, 330 / warps, 34, f"warp {i}", BLUE)
-    d.text(10, 194, "The lanes of a warp exchange sums, and the warps\ntheirs in shared memory.")
+    d.text(10, 194, "Lanes of a warp exchange sums. Then warps\nexchange sums in shared memory.")
     d.text(10, 258, f"*32768 columns: a cluster of {blocks} blocks a row")
     for i in range(blocks):
         d.box(10 + 86 * i, 268, 72, 44, f"block {i}\n{cluster.threads // 32} warps", BLUE)

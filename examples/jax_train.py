@@ -46,7 +46,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def train(norms: Norms, data: Corpus, options: argparse.Namespace) -> Run:
-    """Train a new model with these norms."""
+    """Train a new model with one choice of norms."""
     sizes = (options.width, options.layers, options.heads, options.context)
     shape = Shape(len(data.characters), *sizes)
     advance = jax.jit(partial(step, norms, shape, options.rate), donate_argnums=0)

@@ -19,12 +19,12 @@ from pictures import CUNORM, OTHER
 import cunorm
 
 Array = Any
-Costs = dict[str, tuple[float, float]]  # of each variant, forward and backward
+Costs = dict[str, tuple[float, float]]  # for each variant the costs of forward and backward
 DIRECTIONS = ("forward", "backward", "both")
 
 
 class Recorded(NamedTuple):
-    """A layer that returns recorded arrays, so that only norms and additions take time."""
+    """A layer that only returns these arrays, so that only norms and additions take time."""
 
     weight: Array
     branch: Array
@@ -43,8 +43,8 @@ def bytes_moved(depth: int, elements: int, size: int) -> Costs:
     """Count the bytes of rows that norms and additions read and write, forward and backward.
 
     An element of the stream has `stream` bytes; an element of a branch, y or dy has `size` bytes.
-    Weights and rstd are small compared to the rows, and are not counted. Each term is one pass over
-    the rows: bytes read + bytes written.
+    Weights and rstd are small compared to the rows, and are not counted. Each sum is bytes read +
+    bytes written in one pass over the rows.
     """
     stream = 4
     plain_norm = stream + size
@@ -53,8 +53,8 @@ def bytes_moved(depth: int, elements: int, size: int) -> Costs:
     norm_backward = (size + stream) + stream  # reads dy and the stream, writes dx
     fused_backward = (size + 2 * stream) + stream  # also reads d_residual
     d_addition = 2 * stream + stream
-    rounding = stream + size if size < stream else 0  # of d_stream to the branch's dtype
-    rounded = size if size < stream else 0  # fused_backward writes the rounded gradient, too
+    rounding = stream + size if size < stream else 0  # d_stream is rounded to the branch's dtype
+    rounded = size if size < stream else 0  # a fused backward also writes the rounded gradient
     per_element = {
         "naive": (
             depth * (plain_norm + addition),
@@ -92,7 +92,7 @@ def median_seconds(
             middle = now(xp)
             gradients = variant.backward(layers, saved, d_output)
             times[name].append((middle - start, now(xp) - middle))
-            del saved, gradients  # so that the next variant's time does not include freeing them
+            del saved, gradients  # otherwise the next variant's time would include freeing them
     cunorm.set_num_threads(None)
     medians = {}
     for name, runs in times.items():
@@ -102,13 +102,13 @@ def median_seconds(
 
 
 def now(xp: Any) -> float:
-    """Return the time after all work on the device is done."""
+    """Wait for all work on the device, and return the time."""
     wait(xp)
     return time.perf_counter()
 
 
 def with_sums(costs: Costs) -> dict[str, tuple[float, float, float]]:
-    """Return the costs of each variant: of the forward, of the backward, and their sum."""
+    """Return the costs of each variant: forward, backward, and the sum of both."""
     return {name: (*pair, sum(pair)) for name, pair in costs.items()}
 
 
@@ -132,13 +132,13 @@ def draw_costs(title: str, moved: Costs, seconds: Costs) -> Figure:
     figure.suptitle(title)
     left, right = figure.subplots(1, 2)
     draw_bars(left, "bytes moved by norms and additions (MB)", 1e-6, moved)
-    draw_bars(right, "their time (ms)", 1e3, seconds)
+    draw_bars(right, "time of norms and additions (ms)", 1e3, seconds)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
 def draw_bars(axes: Axes, label: str, scale: float, costs: Costs) -> None:
-    """Draw a pair of bars for each direction; the fused bar has its change in percent above it."""
+    """Draw a pair of bars for each direction; above the fused bar is its change in percent."""
     xs, width = np.arange(len(DIRECTIONS)), 0.38
     for side, colour, (name, numbers) in zip(
         (-0.5, 0.5), (OTHER, CUNORM), with_sums(costs).items(), strict=True

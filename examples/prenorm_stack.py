@@ -6,13 +6,14 @@ With x_0 = x, a pre-norm network of n layers is::
     naive:  x_k = f_k(norm(x_{k-1})) + x_{k-1}             output x_n
 
 The addition of one layer and the norm of the next read the same stream, so one call of cunorm does
-both. The backward adds the stream's gradient in the same pass::
+both::
 
     fused:  r_k = p_{k-1} + r_{k-1}, q_k = norm(r_k)       output p_n + r_n
             p_k = f_k(q_k)
 
-Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residual". The source has
-p_0 = x and r_0 = 0; here the first norm reads only x.
+The backward of a norm adds the stream's gradient in the same pass. Source: "Normalize with Residual
+or Gate" (xopes), "Fusing Normalize and Residual", where p_0 = x and r_0 = 0; here the first norm
+reads only x.
 
 The option --dtype is the dtype of the branches p_k and of the norms' results q_k; the stream and
 the parameters are float32. The script checks that both variants agree, counts the bytes that norms
@@ -53,11 +54,11 @@ Array = Any  # of NumPy or CuPy; NumPy's functions take both
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 STREAM = np.dtype(np.float32)
 
-# A tolerance is the largest difference of two arrays, divided by their largest magnitude. cunorm
-# rounds a fused sum like a separate addition, forward and backward, so both variants give the same
-# bits. There are two exceptions: matrix products may differ from call to call, and without a C++
-# compiler cunorm's float64 fallback rounds a fused backward once, not twice. In these cases each
-# layer may add some float32 roundings, of 6e-8, and a rounding to bfloat16 may change by 2**-7.
+# The most that `relative_error` may be. cunorm rounds a fused sum like a separate addition, forward
+# and backward, so both variants give the same bits. There are two exceptions: matrix products may
+# differ from call to call, and without a C++ compiler cunorm's float64 fallback rounds a fused
+# backward once, not twice. In these cases each layer may add some float32 roundings of 6e-8, and a
+# number that is rounded to bfloat16 may change by 2**-7 of itself.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
 QUICK = {"layers": 4, "rows": 1024, "dtype": "bfloat16"}
 
@@ -96,7 +97,7 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the input, and of weight, y and matrix from the last layer to the first."""
+    """The gradient of the input, and the layers' gradients from the last layer to the first."""
 
     x: Array
     weights: list[Array]
@@ -152,7 +153,7 @@ def fused_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradie
     gradients = Gradients(None, [], [], [])
     for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
         d_y, d_matrix = layer.backward(d_branch, norm.y)
-        first = layer is layers[0]  # dx of the first layer is float32, as x is the stream
+        first = layer is layers[0]  # its x is the stream, so its dx is float32
         grads = cunorm.rms_norm_backward(
             d_y,
             stream,
@@ -196,7 +197,7 @@ def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer],
 def run(
     variant: Variant, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
 ) -> dict[str, list[Array]]:
-    """Return all results of a variant by name, those of layers from the last to the first."""
+    """Return all results of a variant by name; layers go from the last to the first."""
     saved = variant.forward(layers, x, dtype)
     gradients = variant.backward(layers, saved, d_output)
     return {
@@ -217,7 +218,7 @@ def relative_error(result: Array, expected: Array) -> float:
 
 def summary(errors: dict[str, float], tolerance: float, moved: Costs, seconds: Costs) -> str:
     """Return the result of the run as a sentence."""
-    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # also if NaN
+    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # a NaN is wrong
     if wrong:
         return f"The fused stack does not give the naive stack's results of {', '.join(wrong)}."
     worst = max(errors.values())
@@ -270,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
     seconds = median_seconds(xp, VARIANTS, recorded, x, d_output, options.repeats)
     thread = " on one thread" if xp is np else ""
     runs = f"median of {options.repeats} runs in turn"
-    print_table(f"their time{thread}, {runs}", "ms", 1e3, seconds)
+    print_table(f"time of norms and additions{thread}, {runs}", "ms", 1e3, seconds)
     save_picture(draw_costs(title, moved, seconds), options.output)
     print(summary(errors, tolerance, moved, seconds))
     return 0 if all(error <= tolerance for error in errors.values()) else 1

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.width % options.heads:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
     options.device = find_device(parser, options.device)
-    # Waiting threads spin. If other programs use the same cores, that slows a small model down.
+    # On several threads, a small model is slow if other programs use the same cores.
     torch.set_num_threads(1)
     cunorm.set_num_threads(1)
     name, text = installation_text()

@@ -35,7 +35,7 @@ from tqdm import trange
 
 import cunorm
 
-VALIDATIONS = 10  # validations in a run
+VALIDATIONS = 10  # about as many validations in a run
 VALIDATION_BATCH = 128  # windows
 SAMPLE_LENGTH = 400
 TEMPERATURE = 0.8  # of the sample; a temperature below 1 favours likely characters
@@ -97,7 +97,7 @@ def train(model: Model, data: Corpus, options: argparse.Namespace, xp: Any) -> L
 
 
 def sample(model: Model, data: Corpus, rng: np.random.Generator, xp: Any) -> str:
-    """Return text drawn from the model, character by character, beginning after a newline."""
+    """Return a newline, and text that the model continues it with, character by character."""
     ids = [data.characters.index("\n")]
     for _ in range(SAMPLE_LENGTH):
         window = xp.asarray([ids[-model.shape.context :]])
@@ -117,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(wrong)
     xp = array_module(options.device)
     keep_freed_memory()
-    # On a CPU, waiting threads of NumPy and of cunorm spin on each other's cores. NumPy's matrix
-    # products take longest, so they get all cores, and cunorm runs on one thread.
+    # On a CPU, waiting threads of NumPy and of cunorm slow each other down. NumPy's matrix products
+    # take longest, so they get all cores, and cunorm runs on one thread.
     cunorm.set_num_threads(1)
     vocabulary = len(data.characters)
     held_out = all_windows(data.validation, options.context)

@@ -13,7 +13,7 @@ REPORTS = 10  # lines of the printed curves
 
 
 class Run(NamedTuple):
-    """The loss of each step in nats per character, and the seconds of all steps but the first.
+    """The loss of each step in nats per character, and the seconds without the first step.
 
     The first step compiles.
     """

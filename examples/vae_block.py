@@ -27,9 +27,9 @@ from tqdm import trange
 
 import cunorm
 
-MAX_SHRINK = 40  # the picture has 10x12 pixels then
+MAX_SHRINK = 40  # leaves 10x12 pixels of the picture
 NOISE = 0.15  # the standard deviation; white is 1
-STEP = 1e-4  # the step of the finite difference, whose relative error is some 1e-10
+STEP = 1e-4  # of the central difference; with this step its relative error is some 1e-10
 TOLERANCE = 1e-7
 QUICK = {"steps": 100, "channels": 8, "groups": 2, "shrink": 14}
 
@@ -40,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=size, default=120)
     parser.add_argument("--channels", type=size, default=32)
     parser.add_argument("--groups", type=size, default=8)
-    parser.add_argument("--shrink", type=size, default=5, help="of 400x480 pixels; with 5 to 80x96")
+    parser.add_argument("--shrink", type=size, default=5, help="400x480 pixels divided by this")
     parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
     parser.add_argument("--seed", type=seed, default=0)
     return parser
@@ -52,9 +52,9 @@ def with_noise(clean: Array, rng: np.random.Generator, xp: Any) -> Array:
 
 
 def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> float:
-    """Return the relative difference between the loss's slope and a central difference.
+    """Return the relative difference between the gradient's slope and a central difference.
 
-    Both are computed in float64 along a random direction of length 1 in the picture and all
+    Both are slopes of the loss, in float64, along a random direction in the picture and all
     parameters. The point is random, too, because some parameters begin as ones or zeros.
     """
     rng, kept = np.random.default_rng(0), model.parameters
@@ -81,7 +81,7 @@ def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> floa
 
 
 def blur_error(noisy: Array, clean: Array) -> float:
-    """Return the least error of eight blurs: weights 1 2 1 down and across, one to eight times."""
+    """Return the least error of blurs with the weights 1 2 1 down and across, 1 to 8 times."""
     errors = []
     for _ in range(8):
         down = np.pad(noisy, ((0, 0), (1, 1), (0, 0), (0, 0)), "edge")
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--shrink is {options.shrink}, expected at most {MAX_SHRINK}")
     xp = array_module(options.device)
     keep_freed_memory()
-    # Waiting threads of NumPy and of cunorm spin on each other's cores: cunorm gets one thread.
+    # Threads of NumPy and of cunorm would slow each other down while they wait.
     cunorm.set_num_threads(1)
     clean = xp.asarray(picture(options.shrink))[None]
     rng = np.random.default_rng(options.seed)

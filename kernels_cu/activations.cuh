@@ -9,8 +9,8 @@
 // V is float or double; on a CPU it is a SIMD vector of either. A build selects a struct by its
 // name. The complement 1 - s(z) is not computed by subtraction, so it stays accurate in the tails.
 // If s(z) or the complement is subnormal or nearly so, it loses digits or becomes 0. At an infinity
-// a derivative is its limit, but silu's derivative is NaN where results have 16 bits. NaN gives
-// NaN. Compilers drop the value or the derivative where a kernel does not use it.
+// a derivative is its limit, except that silu's is NaN if math::approximate. NaN gives NaN.
+// Compilers drop the value or the derivative where a kernel does not use it.
 #pragma once
 #include "math.cuh"
 
@@ -76,8 +76,8 @@ struct gelu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V cumulative = 0.5f * math::erfc(z * math::constant<V>(-0.70710678118654752440));
-    // This is e^(-b^2 / 2), corrected to first order for the rounding of the square.
     const V b = bounded(z), square = b * b, lost = fma(b, b, -square);
+    // e is e^(-b^2 / 2), corrected to first order for `lost`, the rounding error of `square`.
     const V e =
         math::exp(-0.5f * square) * fma(lost, math::constant<V>(-0.5), math::constant<V>(1));
     return {z * cumulative, fma(b * e, math::constant<V>(0.39894228040143267794), cumulative)};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What both directions of group norm share: the macros of a build, where a sample lies in memory,
-// and the arithmetic of weight and bias. A line is contiguous in memory: with channels last it has
-// the channels of a position, with channels first the positions of a channel.
+// Shared by the forward and the backward of group norm: the macros of a build, where a sample lies
+// in memory, and the arithmetic of weight and bias. A line is contiguous in memory: with channels
+// last it has the channels of a position, with channels first the positions of a channel.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -36,7 +36,7 @@ template <class B>
 inline constexpr bool one_launch = B::find && B::write;
 
 // Call it before the first access to global memory. Another launch follows if this launch does not
-// write, or if its partial sums must still be added up.
+// write, or if its partial sums for dweight and dbias (has_sums) must still be added up.
 template <class B, bool has_sums>
 __device__ inline void begin_launch() {
   if constexpr (!B::find) wait_for_prerequisites();
@@ -82,7 +82,6 @@ __device__ inline ChannelItems<B> for_channels(const F& f) {
   return out;
 }
 
-// Multiplies the values by the weight, if there is one.
 template <class B, class Weight>
 __device__ inline ChannelItems<B> weighted(const ChannelItems<B>& values, const Weight& weight) {
   if constexpr (present<typename B::weight_t>)
@@ -91,7 +90,6 @@ __device__ inline ChannelItems<B> weighted(const ChannelItems<B>& values, const 
     return values;
 }
 
-// v * factor + bias
 template <class B, class Bias>
 __device__ inline Item<B> affine(Item<B> v, Item<B> factor, const Bias& bias, int i) {
   if constexpr (present<typename B::bias_t>)

@@ -3,15 +3,16 @@
 //
 //   p  = x - mean,   n = weight * p * rstd + bias    recomputed: only mean and rstd are saved
 //   h  = dy * g'(n)                                  g: the activation
+//   r  = (p - correction) * rstd,   correction = mean of p over a group
 //   a  = mean of weight * h,   b = mean of weight * h * r    over a group
 //   dx = rstd * (weight * h - a - r * b)
 //   dbias = sum of h,   dweight = sum of h * r       over samples and positions
 //
-// The saved mean is rounded, so its error is measured and removed:
-//   correction = mean of p,   r = (p - correction) * rstd
+// The saved mean is rounded; the correction removes its rounding error from r.
 //
 // As in the forward, each part's sums are found and then combined. Each part also writes a row of
-// sums for dweight (first the sums of h * p) and a row for dbias; param_grad.cu adds up the rows.
+// sums of h for dbias, and a row of sums of h * p, which correct_dweight_sums turns into sums of
+// h * r for dweight. param_grad.cu adds up the rows.
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -39,7 +40,7 @@ struct Arguments {
 };
 
 enum PartSums { SumH, SumHP, SumP };                  // sums of weight * h, weight * h * p, p
-enum GroupFactors { FactorOfP, Offset, Correction };  // factors of a group, for dx
+enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: two for dx, one for dweight
 
 template <class B>
 struct Inputs {
@@ -48,7 +49,8 @@ struct Inputs {
   TileItems<B> h;
 };
 
-// The values of a strip's channels from which p and h are computed.
+// The values of a strip's channels from which p and h are computed. (A strip is the share of a tile
+// that a thread handles at a time.)
 template <class B>
 struct Channels {
   const Inputs<B>& inputs;

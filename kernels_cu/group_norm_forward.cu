@@ -6,9 +6,9 @@
 //   n    = weight * (x - mean) * rstd + bias
 //   y    = g(n)
 //
-// A sample is cut into parts. The moments of each part about a shift near its mean are found and
-// then combined (group_tile.cuh). One rounded mean is not enough (see row_norm_forward.cu), so a
-// correction of the mean is subtracted, too.
+// A sample is cut into parts (group_tile.cuh). For each part, the moments about a shift near the
+// part's mean are found; then the moments of all parts are combined. One rounded mean is not enough
+// (see row_norm_forward.cu), so a correction of the mean is subtracted, too.
 #include "group_tile.cuh"
 #include "math.cuh"
 
@@ -53,9 +53,10 @@ __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typen
   team.hand_on_moments(strip, add, sums_about);
 }
 
-// Uses Chan's formula. A group's mean is the first part's mean plus the mean distance of all parts
-// from it, so a group of equal elements has no rounding error. The first part may be far from the
-// others, so the mean of the remaining distances is added as a correction.
+// Uses Chan's formula. distance(part) is the part's mean minus the first part's mean. The group's
+// mean is the first part's mean plus the mean distance: if all elements are equal, each distance is
+// 0, and the mean has no rounding error. from_sum is the computed mean distance; the mean of
+// distance(part) - from_sum is its rounding error, which is added to it.
 template <class B, class Group>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
   using C = typename Group::C;

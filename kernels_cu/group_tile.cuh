@@ -3,8 +3,8 @@
 // packs are in shared memory. A thread has packs of the same channels at several positions. If a
 // group has more channels than a block's threads can take, a part has only some of the channels.
 //
-// If one launch makes all passes, a cluster's blocks have a unit's parts and send each other their
-// sums; else a launch stores its sums for the next launch. The CPU build replaces this file.
+// If one launch makes all passes, a cluster's blocks have the parts of a unit, and send each other
+// their sums; else a launch stores its sums for the next launch. The CPU build replaces this file.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"
@@ -33,7 +33,7 @@ struct Tile {
   index_t channel, first;  // the thread's first channel and position
   int packs;               // how many the thread has
 
-  // A launch that only writes goes backwards, because the caches still have what was read last.
+  // Without FIND, tiles are taken backwards: the caches still have the tiles that were read last.
   __device__ explicit Tile(const Sizes& sizes) : sizes(sizes) {
     const unsigned block = B::find ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     unit = (one_launch<B> ? block / parts() : block) % units;
@@ -110,8 +110,8 @@ struct Tile {
     for (int i = from; i < to; ++i) f(TilePackAt{i});
   }
 
-  // Returns sums for each of the thread's channels; add(pack, sums) adds a pack to them. Runs of
-  // packs are summed separately, so that no chain of additions is long.
+  // Returns sums for each of the thread's channels; add(pack, sums) adds a pack to them. If
+  // has_runs, runs of packs are summed separately, so that no chain of additions is long.
   template <int count, class Add>
   __device__ Pack<ChannelItems<B>, count> sums(Add add) const {
     constexpr int run = 16;
@@ -201,7 +201,7 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// The values f() of items. Every pass computes them again.
+// Returns f() for an item. On a GPU every pass calls f again.
 template <class B>
 struct TileItems {
   template <class... T>
@@ -212,7 +212,7 @@ struct TileItems {
   }
 };
 
-// A block's threads: they sum over the tile, and find three values per group in their part.
+// A block's threads: they sum over the tile, and find three values for each group in their part.
 template <class B>
 struct GroupTeam {
   using C = typename B::compute_t;
@@ -233,7 +233,7 @@ struct GroupTeam {
     Values parts[one_launch<B> ? B::cluster : 1][B::unit_groups];
     Arrivals arrivals;
   };
-  static_assert(sizeof(Scratch) <= 48 << 10, "a kernel declares no more shared memory");
+  static_assert(sizeof(Scratch) <= 48 << 10, "a kernel declares at most 48 KiB of shared memory");
 
   const Tile<B>& tile;
   Scratch& scratch;
@@ -251,7 +251,7 @@ struct GroupTeam {
 
   __device__ C& of_group(int value, int group) const { return scratch.groups[value][group]; }
 
-  // Hands on each group's mean over the tile, and the tile's sums about that mean.
+  // Hands on, for each group, its mean over the tile and its sums about that mean.
   template <class Add, class SumsAbout>
   __device__ void hand_on_moments(const Tile<B>& tile, const Add& add,
                                   const SumsAbout& sums_about) const {
@@ -337,8 +337,8 @@ struct GroupTeam {
     }
     __syncthreads();
   }
-  // Sums over a group's columns, in one warp. The first two sums are weighted.
   static constexpr const absent* unweighted = nullptr;
+  // Sums over a group's columns, in one warp. The first two sums are weighted.
   template <int count, class T>
   __device__ Pack<C, count> group_sums(int group, const T* weight) const {
     const int channels = tile.channels_of_group(tile.part);

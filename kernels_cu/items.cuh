@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Kernels compute on items: an item is a number on a GPU, a SIMD vector on a CPU.
 //
-// Kernels use the names below. Each machine defines them: a GPU in these files, a CPU in files of
-// the same name in cunorm/_backends/cpu/include/host, where memory.cuh defines the names of
-// items.cuh. All other names are shared, or are private to one machine.
+// Below are the names that kernels use, with the files that define them for a GPU. For a CPU, they
+// are defined by files of the same names in cunorm/_backends/cpu/include/host (by memory.cuh for
+// items.cuh), or by headers that these include. All others are shared, or private to a machine.
 //
 //   items.cuh       Item Items items_per_pack broadcast
 //   memory.cuh      LoadedPack load_pack OutputPack for_each_part for_each_item read write

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The mathematical functions of the kernels, for one float or double.
 //
-// Most are CUDA's own. The CPU build replaces this file: there V is a SIMD vector.
+// The CPU build replaces this file: there V is a SIMD vector.
 #pragma once
 
 namespace math {
@@ -10,8 +10,8 @@ using ::erfc;
 using ::fabs;
 using ::tanh;
 
-// For results of 16 bits the hardware's approximations are accurate enough: 2^v is within 2 ulp,
-// and 1 / v within 1 ulp. An exponential also has the error of rounding its argument.
+// In group norms with results of 16 bits, the hardware's approximations are accurate enough: 2^v
+// within 2 ulp, 1 / v within 1 ulp. e^v = 2^(v log2 e) also has the rounding error of v log2 e.
 #ifndef APPROXIMATE
 #define APPROXIMATE false
 #endif
@@ -43,7 +43,8 @@ __device__ inline V at_most(V v, double bound) {
   return v > static_cast<V>(bound) ? static_cast<V>(bound) : v;
 }
 
-// Returns e * s. It is 1 - s if s = 1 / (1 + e), and 0 if e is infinite: saturation makes NaN 0.
+// Returns e * s, where s = 1 / (1 + e): this is 1 - s. If e is infinite, e * s would be NaN, and
+// both functions return 0. For float, the instruction's saturation turns NaN into 0.
 __device__ inline float saturating_product(float e, float s) {
   asm("mul.ftz.sat.f32 %0, %1, %2;" : "=f"(e) : "f"(e), "f"(s));
   return e;
@@ -52,8 +53,8 @@ __device__ inline double saturating_product(double e, double s) {
   return fmin(e, 0x1.fffffffffffffp1023) * s;
 }
 
-// Returns 1 / v within 1 ulp, for v from 1 to infinity: an approximation, which is 0 from 2^126 on,
-// and one Newton step. CUDA's division has a subroutine for values that do not occur here.
+// Returns 1 / v within 1 ulp, for v from 1 on; for a float above 2^126 it returns 0, which is the
+// hardware's approximation. CUDA's division would contain a subroutine for extreme values.
 __device__ inline float reciprocal(float v) {
   const float approximation = __fdividef(1.0f, v);
   if constexpr (approximate) return approximation;
@@ -63,7 +64,7 @@ __device__ inline float reciprocal(float v) {
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
 
 // s(v) = 1 / (1 + e^-v), the complement 1 - s(v), and v clamped to bounds beyond which s(v) or the
-// complement is 0. The complement is a multiple of s(v), so it is 0 where s(v) is 0.
+// complement is 0. The complement is computed as e^-v s(v), so where s(v) is 0 it is 0, not 1.
 template <class V>
 struct Logistic {
   V value, complement, bounded;
@@ -74,8 +75,8 @@ __device__ inline Logistic<V> logistic(V v) {
   return {value, saturating_product(e, value), at_most(at_least(v, -1000), 1000)};
 }
 
-// Returns 1 / sqrt(v), rounded about once: the hardware's approximation and a Newton step with the
-// rounding error of the product. At zero and infinity the approximation is exact and the step NaN.
+// Returns 1 / sqrt(v). For float, a Newton step refines the hardware's approximation; `lost` is the
+// rounding error of `product`. If v is 0 or infinite, the step is NaN; the approximation is exact.
 __device__ inline float reciprocal_root(float v) {
   const float approximation = rsqrtf(v), product = v * approximation;
   const float lost = fma(v, approximation, -product);
@@ -85,8 +86,8 @@ __device__ inline float reciprocal_root(float v) {
 }
 __device__ inline double reciprocal_root(double v) { return 1.0 / sqrt(v); }
 
-// Returns sum / count, rounded once, if the compiler knows the count: the remainder corrects the
-// rounded quotient. Infinity and NaN stay as they are.
+// Returns sum / count, rounded once: `rest`, the remainder, corrects the rounded quotient. An
+// infinite quotient or NaN is not corrected. Compilers compute 1 / count if they know the count.
 template <class C>
 __device__ inline C divided(C sum, C count) {
   const C inverse = C(1) / count, quotient = sum * inverse;

@@ -64,7 +64,7 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
 }
 
 // A pack of an output row. write() sets its items; store() stores it, and returns the pack as if it
-// had been loaded. `read_again` is for a CPU: the kernel will soon load the pack.
+// had been loaded. `read_again`, which only a CPU uses, says that the kernel soon loads the pack.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
@@ -79,22 +79,22 @@ struct OutputPack {
   }
 };
 
-// Calls f(at) for each part of a pack that is computed separately. On a GPU that is the whole pack.
 struct PartAt {
   index_t column;
   bool live;
 };
+// Calls f(at) for each part of a pack. Only a CPU cuts a pack into several parts.
 template <class B, class F>
 __device__ inline void for_each_part(index_t column, index_t end, F f) {
   f(PartAt{column, inside(column, end)});
 }
 
-// Calls f(at) for every item of a pack, even if the pack is not live: its loads gave zeros, and its
-// stores do nothing.
 struct ItemAt {
   int index;
   bool live;
 };
+// Calls f(at) for every item of a pack, even if the pack is outside the row (not live): its items
+// were loaded as zeros, and they are not stored.
 template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What both directions of the row norms share: the macros of a build, where rows lie, and which
-// rows a block has.
+// Shared by the forward and the backward of row norms: the macros of a build, where rows lie, and
+// which columns of a row a block has.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -12,7 +12,7 @@ struct RowBuild {
   using weight_t = WEIGHT_T;
   using bias_t = BIAS_T;
   using activation = activations::GATE_ACTIVATION;
-  using rounded_t = ROUNDED_T;  // the type to which k * r is rounded before weight
+  using rounded_t = ROUNDED_T;  // k * r is rounded to this type before it is multiplied by weight
   static constexpr bool pre_gate = PRE_GATE;
   static constexpr bool post_gate = present<gate_t> && !pre_gate;
   static constexpr bool center = CENTER;
@@ -27,7 +27,7 @@ struct RowBuild {
   static constexpr int access = ACCESS;                // elements per memory access
 };
 
-// The most leading axes that an operand has. With one axis, finding a row needs no division.
+// The largest number of leading axes of an operand. With one axis, finding a row needs no division.
 #ifndef ROW_AXES
 #define ROW_AXES 3
 #endif
@@ -58,9 +58,9 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
-// The group of columns that a block has, and the block's index among the blocks with that group; a
-// cluster counts as one block. If a row of x has several groups, each with its own statistics,
-// `row` means the columns of one group everywhere.
+// A row of x may have several groups of columns, each with its own statistics. Everywhere else in
+// the kernels, a row is one group of a row of x. BlockShare has the group that a block takes, and
+// the block's index among the blocks with that group; a cluster counts as one block.
 struct BlockShare {
   int groups, group, block, blocks;
 

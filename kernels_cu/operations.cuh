@@ -18,7 +18,7 @@ struct Sum {
 struct Max {
   template <class V>
   static __device__ V identity() {
-    return V{} - 0x1p127f * 2;  // infinity
+    return V{} - 0x1p127f * 2;  // -infinity
   }
   template <class V>
   static __device__ V of(V a, V b) {
@@ -26,7 +26,7 @@ struct Max {
   }
 };
 
-// The values with which reductions begin.
+// A pack of identities, with which reductions begin.
 template <class Op, class V, int n>
 struct FilledPack : Pack<V, n> {
   __device__ FilledPack() {

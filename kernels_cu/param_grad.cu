@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Adds up the blocks' partial sums for dweight and dbias, in a fixed order, and rounds once. Two
-// parts or more are added up in float64, because there may be thousands.
+// Adds up rows of partial sums (called parts here) for dweight and dbias, in a fixed order, and
+// rounds once. Two or more parts are added up in float64, because there may be thousands.
 //
 // A block takes some columns of one of the two gradients. Its threads form part_threads rows of
 // column_threads threads. A thread adds every part_threads-th part of its columns; then the first

@@ -30,7 +30,7 @@ struct HeldSums {
   using C = typename B::compute_t;
   static constexpr int values = B::packs * B::pack, team_threads = Team<B>::threads;
   static constexpr bool several = Team<B>::per_block > 1;
-  static_assert(B::sums_in_shared || !several, "teams meet in shared memory");
+  static_assert(B::sums_in_shared || !several, "several teams need totals in shared memory");
 
   C* totals;  // value v of thread t is at v * threads + t
   C* row;     // the block's row of partial sums
@@ -149,7 +149,6 @@ struct NoSums {
   __device__ void finish(const Walk<B>&) const {}
 };
 
-// Sums for one parameter.
 template <class B, bool wanted>
 using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>;
 
@@ -193,8 +192,8 @@ struct ParamSums {
   }
 };
 
-// For each streamed row, calls found = find(row). Then it calls reload(found, chunk) for each
-// chunk, and for each pack of the chunk write(found, at, dweight, dbias), which adds to the sums.
+// For each streamed row, calls found = find(row). Then, for each chunk, it calls reload(found,
+// chunk), and write(found, at, dweight, dbias) for each pack; write adds to the sums.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {

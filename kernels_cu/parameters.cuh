@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Applies weight and bias to the normalised row:
+// Applies weight and bias to k * r, the normalised row of row_norm_forward.cu:
 //
 //   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
 #pragma once
 #include "row.cuh"
 
-// The parameters of a group of columns, as a thread holds them.
+// A thread's part of weight and bias.
 template <class B>
 struct Parameters {
   ParameterPacks<B, typename B::weight_t> weight;
@@ -24,14 +24,13 @@ struct Parameters {
     bias.load(chunk);
   }
 
-  // The factor of k * r.
   template <class At, class ItemAt>
   __device__ Item<B> factor(const At& at, ItemAt item) const {
     auto w = read<B>(weight[at], item);
     if constexpr (B::weight_offset) w += weight_offset;
     return w;
   }
-  // Returns n for a k * r from as_rounded.
+  // Returns n, given the k * r that as_rounded returned.
   template <class At, class ItemAt>
   __device__ Item<B> affine(Item<B> k_r, const At& at, ItemAt item) const {
     constexpr bool has_weight = present<typename B::weight_t>;

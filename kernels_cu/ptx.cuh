@@ -30,10 +30,10 @@ __device__ inline void prefetch_pack(const void* global) {
 }
 
 // ---- Dependent launches, from compute capability 9.0 on. If the host allows it (Launch.dependent
-// of _core/build.py), the second launch begins while the first still runs.
+// of _core/build.py), the second launch may begin while the first still runs.
 
-// Once each block of the first launch has called this or ended, the second launch may begin. Builds
-// without a second launch do not call it: the next kernel is unrelated, and might read too early.
+// Once each block of the first launch has called this or ended, the second launch may begin. A
+// build that no second launch follows does not call it: an unrelated kernel might begin too early.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -133,9 +133,9 @@ __device__ inline void begin_arrivals(Arrivals& arrivals) {
                : "memory");
 }
 
-// All threads call cluster_begun, after they have initialized arrivals, and wait_for_cluster before
-// their first send. wait_for_cluster waits until all threads of the cluster have called
-// cluster_begun. Then the initialized arrivals are visible, but no other stores.
+// All threads call cluster_begun; a thread that initializes arrivals does so before. All threads
+// call wait_for_cluster before their first send. It waits until all threads of the cluster have
+// called cluster_begun. Then the initialized arrivals are visible, but no other stores.
 __device__ inline void cluster_begun() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n\t"
@@ -153,7 +153,7 @@ __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
       : "memory");
 }
 
-// Waits for the end of a phase, even or odd. Then the data that have arrived are visible. As in
+// Waits until the phase of this parity ends. Then the data that have arrived are visible. As in
 // CUTLASS, the acquire is at block scope, although the data come from the cluster: an acquire at
 // cluster scope would invalidate the L1 cache, which holds no shared memory.
 __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {

@@ -6,7 +6,7 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// Reduces over a thread's packs of a chunk: value i is the result over the items i of all packs.
+// Reduces over a thread's packs of a chunk: value i is the result over item i of all packs.
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
@@ -18,7 +18,7 @@ struct ItemReduction {
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    static_assert(same_type<Op, Sum>, "a product is added");
+    static_assert(same_type<Op, Sum>, "add_product is only for sums");
     values.item[at.index] = fma(a, b, values.item[at.index]);
   }
   // Returns the result over all items, and overwrites the values.
@@ -70,8 +70,8 @@ __device__ constexpr int lanes_for(int values) {
   return lanes;
 }
 
-// Values that a block's warps exchange. Reductions alternate between two halves, so each needs
-// only one barrier: a warp may write its next values while another warp still reads the previous.
+// Values that a block's warps exchange. Reductions alternate between values[0] and values[1], so
+// each needs only one barrier: a warp may write its next values while another reads the last ones.
 template <class C, int warps>
 struct BlockScratch {
   static constexpr int max_values = 3;
@@ -83,7 +83,7 @@ template <int warps, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
                                               int& turn) {
   static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_values,
-                "scratch holds a few values of up to 32 warps");
+                "scratch has room for max_values values of each of at most 32 warps");
   v = warp_all_reduce<32, Op>(v);
   auto& values = scratch.values[turn++ % 2];
   if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { values[threadIdx.x / 32][i] = v.item[i]; });
@@ -95,10 +95,10 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   return warp_all_reduce<lanes, Op>(v);
 }
 
-// Values that a cluster's warps send to each block. Two halves are enough: a warp sends the values
-// of turn t only after its shuffles have used those of turn t - 1. So a thread that has received
-// the values of turn t from all warps may overwrite those of turn t - 1. A block
-// waits for all values that are sent to it, so nothing is sent to a block that has ended.
+// Values that a cluster's warps send to each block. A warp sends its values of turn t only after it
+// has read all values of turn t - 1. So a thread that has received the values of turn t from all
+// warps may send its values of turn t + 1, which overwrite values of turn t - 1. A block waits for
+// all values that are sent to it, so nothing is sent to a block that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {
   Arrivals arrivals[2];
@@ -115,7 +115,7 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
   constexpr int senders = warps * blocks, lanes = lanes_for(senders);
-  static_assert(blocks <= 32, "a lane of a warp sends to each block");
+  static_assert(blocks <= 32, "each lane of a warp sends to at most one block");
   auto& values = scratch.values[turn % 2];
   auto& arrivals = scratch.arrivals[turn % 2];
   const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
@@ -161,7 +161,7 @@ struct Team {
       return threadIdx.x % threads;
   }
 
-  // Completes reductions, all by the same operation, over the team. Every thread gets the results.
+  // Completes reductions over the team, all by the same operation. Every thread gets the results.
   template <class First, class... Others>
   __device__ Pack<C, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
     using Op = typename First::Operation;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // A row as one of its team's threads sees it.
 //
-// Thread t of a team has the packs t, t + threads_per_row, ... of the row. It holds B::packs of
-// them in registers at a time: a chunk. A row of one chunk is held; a longer one is streamed
-// (streamed.cuh). The CPU build replaces this file.
+// Thread t of a team has the packs t, t + threads_per_row, ... of the row. It holds B::packs packs
+// in registers at a time; what the team holds at a time is a chunk. A row of one chunk is held; a
+// longer row is streamed (streamed.cuh). The CPU build replaces this file.
 #pragma once
 #include "operands.cuh"
 #include "reduce.cuh"
@@ -13,7 +13,7 @@ inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::
 template <class B>
 inline constexpr bool streamed = B::width > chunk_width<B>;
 
-// A streamed row may have nearly 2^31 columns, so its last chunk may end beyond 2^31.
+// A streamed row may have nearly 2^31 columns, so the columns of its last chunk may not fit an int.
 template <class B>
 using column_t = either<streamed<B>, index_t, int>;
 
@@ -34,7 +34,7 @@ struct Chunk {
   __device__ void for_each_pack(F f) const {
 #pragma unroll
     for (int i = 0; i < B::packs; ++i) {
-      constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
+      constexpr int of_all = Team<B>::threads * B::pack;  // columns of one pack of each thread
       const column_t<B> column = first + i * of_all;
       // If no pack can be beyond the row, test only whether the team has a row.
       const bool is_full =
@@ -44,10 +44,10 @@ struct Chunk {
   }
 };
 
-// The rows of a group that a team takes. The blocks take neighbouring rows at the same time. If a
-// block has several teams, the last teams may find no row left.
 template <class B>
 struct Row;
+// The rows that a team takes, all of one group. The blocks take neighbouring rows at the same time.
+// If a block has several teams, the last teams may find no row left.
 template <class B>
 struct Walk {
   Team<B>& team;
@@ -59,13 +59,13 @@ struct Walk {
   __device__ Walk(Team<B>& team, const BlockShare& share, index_t rows, index_t)
       : team(team), share(share), rows(rows), thread(team.thread()) {}
 
-  // The team's row `number`, which may lie beyond the last row.
+  // The row that the team takes after `number` others. It may lie beyond the last row.
   __device__ Row<B> row(index_t number) const {
     const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
     return {*this, number, share.row_index(row), inside(row, rows)};
   }
 
-  // Whether most blocks of the grid run at once. If so, no other block hides the latency of a load.
+  // Whether most blocks of the grid start at once, so that they all wait for their first loads.
   static __device__ bool is_short() { return gridDim.x <= 512; }
 
   // Stands for any row: all rows have the same columns.
@@ -95,7 +95,6 @@ struct Row {
 
   __device__ Row after(int rows) const { return walk.row(number + rows); }
 
-  // An operand's row.
   template <class T>
   __device__ T* of(const Rows<T>& operand) const {
     return operand.at(index);
@@ -108,8 +107,8 @@ struct Row {
   __device__ Chunk<B> columns() const { return chunk(0); }
 };
 
-// An operand's packs of a row, as they are stored. `once` is for a CPU: the kernel loads each pack
-// only once, even if the row is streamed.
+// An operand's packs of a row, in the operand's type. `once`, which only a CPU uses, says that the
+// kernel loads each pack only once, even if the row is streamed.
 template <class B, class T, bool once = false>
 struct RowPacks {
   const T* row;

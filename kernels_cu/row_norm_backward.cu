@@ -38,7 +38,7 @@ struct Build : RowBuild {
   // Whether the kernel reduces over a row. If not, the first pass over the row computes nothing.
   static constexpr bool reduces = center || dp;
   static constexpr int stages = STAGES;                   // rows copied ahead to shared memory
-  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether the sums fit there
+  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether shared memory holds sums
 };
 
 template <class B>
@@ -101,7 +101,7 @@ struct GatedItem {
 
 // A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
-//   dp    = dn * factor * k_rstd + k * r * r_factor + offset
+//   dp    = dn * (weight + weight_offset) * k_rstd + k * r * r_factor + offset
 template <class B>
 struct BackwardRow {
   using C = typename B::compute_t;
@@ -229,7 +229,7 @@ struct BackwardRow {
 
 // Inputs of the next rows, which are being copied to shared memory, each row to a slot. A thread
 // takes only the packs that it copied itself, so no barrier is needed. A result may share the
-// memory of an input: only the thread that copied a pack writes there, after it has taken the pack.
+// memory of an input: a pack is overwritten only by the thread that has already taken it.
 template <class B>
 struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
@@ -260,7 +260,7 @@ struct StagedRows {
 };
 
 // Processes held rows. `place` says where a row lies, and which columns are the thread's. A thread
-// holds its packs of all operands in registers, and the sums for their columns. It waits for the
+// holds its packs of all operands in registers, and recent sums of their columns. It waits for the
 // other threads of its team once per row, in `find_factors`.
 template <class B>
 __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>& team,

@@ -6,17 +6,17 @@
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
-//   r    = q * rstd
-//   n    = k * r * (weight + weight_offset) + bias         k * rstd is one factor
+//   r    = q * rstd            k: 1 for RMSNorm and LayerNorm, 1 / sqrt(width) for L2 norm
+//   n    = k * r * (weight + weight_offset) + bias         k * r is computed as q * (k * rstd)
 //   y    = n * g(gate)    if post-gate, else n
 //
-// One rounded mean is not enough: for a row of mean 1e4 and deviation 1, its rounding error is
-// thousands of ulps of the result. So the row is shifted by about its mean, and the mean of the
-// shifted row is subtracted as a correction:
+// One rounded mean is not enough: for a row of mean 1e4 and standard deviation 1, the rounding
+// error of the mean is thousands of ulps of y. So the row is shifted by about its mean, and the
+// mean of the shifted row is subtracted as a correction:
 //   t = p - shift,   correction = mean(t),   q = t - correction
 //   mean(q * q) = mean(t * t) - correction^2
-// If the shift is within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, so
-// the difference stays accurate. The shift of a held row is its rounded mean.
+// If the shift is within half a standard deviation of the mean, mean(t * t) is at least
+// 5 * correction^2, so the difference is accurate. The shift of a held row is its rounded mean.
 #include "math.cuh"
 #include "parameters.cuh"
 
@@ -26,7 +26,7 @@ struct Build : RowBuild {
   using y_t = Y_T;
   using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // the type of s
   static constexpr bool writes_stream = present<residual_out_t>;
-  static constexpr bool reduces = true;  // over each row; some backwards do not reduce
+  static constexpr bool reduces = true;  // over each row; some builds of the backward do not
 };
 
 template <class B>
@@ -140,7 +140,7 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   ForwardRow<B> row(arguments, place);
 
   // Load. Compilers move a load, but not a prefetch, down to where its value is needed. In a short
-  // grid, operands that are needed late are prefetched: all loads then wait at the same time.
+  // grid, operands that are needed late are prefetched, so that all loads begin here.
   if (place.walk.is_short()) {
     row.parameters.weight.prefetch(columns);
     row.parameters.bias.prefetch(columns);
@@ -169,7 +169,7 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
     for_each_p([&](auto item, auto v) { p_sums.add(item, v); });
     row.shift = math::divided(team.all_reduce(p_sums).item[0], width);
     for_each_p([&](auto item, auto v) {
-      const auto t = clear_outside<B>(v - row.shift, item);  // t is not 0 outside the row
+      const auto t = clear_outside<B>(v - row.shift, item);  // v - shift is not 0 outside the row
       t_sums.add(item, t);
       square_sums.add_product(item, t, t);
     });

@@ -4,7 +4,7 @@
 // on a GPU backwards, and writes y.
 //
 // The shift of a centered row is the mean of its first chunk. If the shift is more than half a
-// deviation from the row's mean, the first pass is repeated.
+// standard deviation from the row's mean, the first pass is repeated with a better shift.
 #pragma once
 #include "streamed.cuh"
 
@@ -72,7 +72,7 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
     const auto add_chunk = [&](const auto& chunk, const auto& visit_chunk) {
       ItemSums<B> t_sums, tt_sums;
       visit_chunk(chunk, [&](auto item, auto v) {
-        const auto t = clear_outside<B>(v - shift, item);  // t is not 0 outside the row
+        const auto t = clear_outside<B>(v - shift, item);  // v - shift is not 0 outside the row
         t_sums.add(item, t);
         tt_sums.add_product(item, t, t);
       });

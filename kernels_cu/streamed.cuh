@@ -34,7 +34,7 @@ struct StreamedRow : Row<B> {
   }
 };
 
-// The values that a thread computed for the last chunk. The second pass recomputes them.
+// The values that a thread computed for the chunk it loaded last. The second pass recomputes them.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V packs[B::packs];
@@ -49,7 +49,6 @@ struct HeldPacks {
   }
 };
 
-// Calls write(find(row), row) for each row of a team.
 template <class B, class Find, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, Find find, Write write) {
   walk.for_each_row([&](const StreamedRow<B>& row) {

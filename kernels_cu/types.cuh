@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Storage types and the one conversion between any two of them.
+// Storage types, and `convert`, which converts between any two of them.
 //
 // An operand is stored in fp16, bf16, fp32 or fp64; kernels compute in fp32 or fp64. `absent` is
-// the type of an operand that a build does not have: code for an optional operand stands under `if
+// the type of an operand that a build does not have. Code for an optional operand stands under `if
 // constexpr (present<...>)`.
 #pragma once
 #include <cuda_bf16.h>
@@ -23,7 +23,6 @@ struct absent {};
 template <class T>
 inline constexpr bool present = !same_type<const T, const absent>;
 
-// The first type if the condition holds, else the second.
 template <bool condition, class First, class Second>
 struct Either {
   using type = First;
@@ -35,14 +34,13 @@ struct Either<false, First, Second> {
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
 
-// A number among a kernel's arguments, each of which takes eight bytes.
+// A number in a kernel's argument struct. It takes eight bytes.
 template <class C>
 struct alignas(8) Number {
   C value;
   __device__ operator C() const { return value; }
 };
 
-// convert<To>(v) rounds once, to nearest even.
 __device__ inline fp32 to_wide(fp16 v) { return __half2float(v); }
 __device__ inline fp32 to_wide(bf16 v) { return __bfloat162float(v); }
 __device__ inline fp16 to_narrow(fp32 v, fp16) { return __float2half_rn(v); }
@@ -50,6 +48,7 @@ __device__ inline fp16 to_narrow(fp64 v, fp16) { return __double2half(v); }
 __device__ inline bf16 to_narrow(fp32 v, bf16) { return __float2bfloat16_rn(v); }
 __device__ inline bf16 to_narrow(fp64 v, bf16) { return __double2bfloat16(v); }
 
+// convert<To>(v) rounds once, to nearest even.
 template <class To, class From>
 __device__ inline To convert(From v) {
   if constexpr (same_type<To, From>)
@@ -62,8 +61,8 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles together. Their number determines the order of a
-// row's sums, and depends on the width and on the types of the operands, but not on alignment.
+// An array of values, such as B::pack consecutive elements that one thread handles together.
+// B::pack determines the order of sums, so it does not depend on the alignment of operands.
 template <class T, int size>
 struct Pack {
   T item[size];
@@ -81,5 +80,5 @@ __device__ inline void unrolled(const F& f) {
   }
 }
 
-// The distance between rows of sums in memory: a whole number of a CPU's cache lines.
+// The distance between rows of sums in memory, in elements: whole cache lines of a CPU.
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }

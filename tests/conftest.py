@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Hooks: skip tests marked gpu if there is no GPU, set optimisation levels, count builds."""
+"""Hooks: load the software GPU if there is no GPU, set optimisation levels, count builds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
-# Without this, waiting threads spin on cores that other processes and their compilers need.
+# By default, waiting threads spin on cores that other processes and their compilers need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests import softgpu  # noqa: E402
@@ -92,7 +92,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add a worker process's builds to those of this process."""
+    """Add the builds of a worker process to the builds of this process."""
     levels.builds.update(map(tuple, getattr(node, "workeroutput", {}).get("builds", ())))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The providers of the operators, by their names on the command line; each is imported on demand.
+"""The providers of the operators, by name on the command line; libraries are imported on demand.
 
 The copy, which is always timed, comes from the device.
 """

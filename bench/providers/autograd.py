@@ -21,7 +21,7 @@ class Autograd(Provider):
 
     @abstractmethod
     def function(self, operator: Operator, width: int) -> Function:
-        """Return the operator for a row width or a number of channels."""
+        """Return the operator, for rows of a width or for a number of channels."""
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of the recorded results."""

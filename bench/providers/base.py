@@ -40,7 +40,7 @@ class Provider(ABC):
     name = ""
     distribution = ""  # the distribution whose version is reported; empty for cunorm itself
     arrays = "own"  # one of VIEWS
-    # Waits for a result, if calls return before they are done.
+    # Waits for a call's result. Only providers on JAX need it: their calls run in the background.
     wait: Callable[[Any], Any] | None = None
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:

@@ -19,7 +19,7 @@ class Quack(Autograd):
     distribution = "quack-kernels"
 
     def __init__(self) -> None:
-        self._norms = import_module("quack.rmsnorm")  # as an attribute, it is a function
+        self._norms = import_module("quack.rmsnorm")  # the attribute quack.rmsnorm is a function
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
         """Whether QuACK has the operator."""

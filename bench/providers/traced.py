@@ -72,7 +72,7 @@ class Jax(Traced):
     name = "jax"
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether it is a named norm without options, or a group norm."""
+        """Whether `_formula` has the operator; of a row norm's options, it has only the gate."""
         others = {"groups", "weight_offset", "round_before_weight"} & operator.options.keys()
         plain = operator.base != "normalize" and (operator.of_channels or not others)
         return plain and super().supports(operator, direction, dtype)

@@ -31,7 +31,7 @@ class Liger(Autograd):
         """Return the operator; the argument False keeps Liger from writing dx over dy."""
         ops, eps = self._ops, operator.eps
         offset = operator.options.get("weight_offset", 0.0)
-        casting = "gemma"  # all arithmetic in float32, as in the other providers
+        casting = "gemma"  # all arithmetic in float32
         if operator.of_channels:
             apply = ops.LigerGroupNormFunction.apply
             groups = operator.groups(width)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The private names of PyTorch that cunorm uses, with a fallback for versions that lack a name.
+"""The private names of PyTorch that cunorm uses; some have a fallback for versions without them.
 
 A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
@@ -17,7 +17,7 @@ TESTED = "2.6 to 2.14"
 
 
 def _private(name: str, fallback: Any = None) -> Any:
-    """Return PyTorch's object of a name, or the fallback; without both, raise an ImportError."""
+    """Return PyTorch's object of a name, or the fallback; with neither, raise an ImportError."""
     try:
         return resolve_name(f"torch.{name}")
     except (AttributeError, ImportError):
@@ -65,7 +65,7 @@ def has_mode(key: object) -> bool:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-# Whether a transform of torch.func ("legacy": of `is_grads_batched`), perhaps ended, made a tensor.
+# Whether a transform of torch.func, perhaps an ended one, made a tensor.
 is_wrapped: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
@@ -74,7 +74,7 @@ is_legacy_batch: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
 )
 is_zero: Callable[[Tensor], bool] = _private("Tensor._is_zerotensor", lambda tensor: True)
-# Subclasses that run each operator on the tensor that they wrap.
+# The tensor subclasses that torch defines and that handle every operator.
 _WRAPPERS: tuple[type, ...] = (
     _private("_subclasses.fake_tensor.FakeTensor", type(None)),
     _private("_subclasses.functional_tensor.FunctionalTensor", type(None)),
@@ -97,7 +97,7 @@ def untransformed_apply(function: type[Function]) -> Callable[..., Any]:
 def assume_constant(function: _F) -> _F:
     """Let torch.compile call a function that it cannot trace, while it traces the caller.
 
-    `torch.compiler.assume_constant_result` does this, too, but imports the compiler, for seconds.
+    `torch.compiler.assume_constant_result` also imports the compiler, which takes seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -110,8 +110,8 @@ else:
 
 
 class OperatorMode(TorchDispatchMode):
-    """A mode that observes the operators of torch's dispatcher."""
+    """A mode that gets the calls of operators of torch's dispatcher."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # with True, torch would import the compiler, for seconds
+        return False  # with True, torch would spend seconds on importing the compiler

@@ -16,8 +16,8 @@ Signature = tuple[list[object], list[int]]  # parts of a key; addresses, with 0 
 class ArrayAdapter(ABC):
     """Reads the arrays of one library, and makes the results for its users."""
 
-    # These functions take an array that has a signature. `pointer` returns its address,
-    # `contiguous_type` its dtype and device, or None if the array is not contiguous.
+    # These functions take an array for which `signature` gave a key. `pointer` returns its address;
+    # `contiguous_type` identifies its dtype and device, or is None if the array is not contiguous.
     pointer: Any = None
     contiguous_type: Callable[[Any], Hashable]
     # These functions take a CUDA device. `stream` returns the raw stream that the caller works on,
@@ -31,7 +31,7 @@ class ArrayAdapter(ABC):
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Whether `kind` is a type of this library's arrays; raise for a type to refuse."""
+        """Whether `kind` is a type of this library's arrays; raise an error for a refused type."""
 
     @abstractmethod
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
@@ -41,7 +41,7 @@ class ArrayAdapter(ABC):
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         """Return a function that makes a dense array of a spec.
 
-        The function takes an array of this spec if there is a model, else any object.
+        If `has_model`, the function is given an array of this spec, the model; else any object.
         """
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
@@ -60,14 +60,14 @@ class ArrayAdapter(ABC):
         return None
 
     def strides(self, array: Any) -> tuple[int, ...] | None:
-        """Return the strides in elements of an array that has a signature."""
+        """Return the strides, in elements, of an array for which `signature` gave a key."""
         return tensor.in_elements(array.strides, array.itemsize)
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few libraries count
-        """Count a write to each array that is not None, so that autograd refuses saved arrays."""
+        """Count a write to each array but None: autograd then refuses arrays that it had saved."""
 
     def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of a contiguous array of any dtype, as bytes."""
+        """Return the view of a contiguous array as bytes."""
         view = self.view(function, argument, array)
         spec = view.spec
         check_contiguous(function, argument, spec == spec.dense(), spec.strides)
@@ -92,7 +92,7 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
 
 
 def in_memory_order(spec: TensorSpec) -> tuple[Shape, tuple[int, ...] | None]:
-    """Return a dense array's shape in memory, and the axes that transpose back; None: C order."""
+    """Return a dense array's shape in memory, and axes that transpose back; None is C order."""
     if spec.strides == tensor.contiguous_strides(spec.shape):
         return spec.shape, None
     axes = sorted(range(len(spec.shape)), key=lambda axis: -spec.strides[axis])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Reads any other object with ``__dlpack__`` through its capsule.
+"""Reads objects with ``__dlpack__`` whose libraries have no adapter of their own, by a capsule.
 
 The capsule is read and never consumed: its destructor frees the array when the view that holds the
-capsule is gone. As the producer may then reuse the memory, a capsule on CUDA is held until the
-launch on our stream has ended. Making the next view checks this; clearing the caches waits for it.
+capsule is gone. The producer may then reuse the memory, so a capsule on CUDA is held until its
+launch has ended. A later view on CUDA lets it go; clearing the caches waits for all launches.
 """
 
 import ctypes
@@ -89,7 +89,7 @@ class Hold:
         self.capsule, self.stream, self.device = capsule, stream, device
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or self.stream.is_capturing():  # a graph's user keeps its arrays
+        if sys.is_finalizing() or self.stream.is_capturing():  # a graph's user must keep its arrays
             return
         with CUPY.device_scope(self.device):
             event = cupy().cuda.Event(disable_timing=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finds the adapter of a type of array by the root module of the type, once for each type.
+"""Finds the adapter of a type of array by the root module of the type or of a base, and caches it.
 
 A search imports only libraries that the caller has imported.
 """
@@ -76,7 +76,7 @@ def view_all(
 def view_workspace(function: str, array: object) -> ArrayView:
     """Return the view of an array that a call may use as memory: contiguous and writable.
 
-    NumPy and CuPy arrays may have any dtype of numbers, tensors only uint8 or a dtype of kernels.
+    NumPy and CuPy arrays may have other dtypes than the kernels' four; tensors may have uint8.
     """
     adapter = adapter_of(function, "workspace", array)
     workspace = adapter.workspace_view(function, "workspace", array)

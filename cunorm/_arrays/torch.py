@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch tensors, on the CPU and on CUDA; imported with the first tensor.
+"""PyTorch tensors, on the CPU and on CUDA. The first tensor in any call imports this module.
 
 A view reads a tensor's attributes, which takes a tenth of the time that ``__dlpack__`` takes.
 """
@@ -108,7 +108,7 @@ class TorchAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
-            return torch.empty_like  # parses the least; torch.empty would parse the most
+            return torch.empty_like  # parses the fewest arguments, torch.empty the most
         dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
         empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
@@ -131,7 +131,7 @@ class TorchAdapter(ArrayAdapter):
 
 
 def _observer() -> str | None:
-    """Return a mode of torch that must observe all writes to memory, but cannot observe ours."""
+    """Describe an active mode of torch that would have to see our writes to memory; or None."""
     if is_tracing():
         return "records operations (torch.jit.trace)"
     if _torch_private.has_mode(_torch_private.FAKE):

@@ -31,7 +31,7 @@ _MIN_NVRTC_FOR_CLUSTERS = (12, 1)  # has st.async, with which blocks send each o
 
 
 def launch(planned: Launch, function: Any, arguments: bytes, stream: int) -> None:
-    """Start a function on the current device; its only argument is a struct with these bytes."""
+    """Start a function on the current device; `arguments` are the bytes of its only argument."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
@@ -58,7 +58,7 @@ def _load(build: KernelBuild) -> Any:
     """
     cupy = _cupy()
     gpu = cupy.cuda.Device()
-    gpu.use()  # sets the context: driver calls here may use a module of another thread
+    gpu.use()  # sets the context for driver calls; CuPy sets none if it has the module already
     options = compile_options(build)
     kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
     try:
@@ -140,7 +140,7 @@ def gpu_caps(device: Device) -> GpuCaps:
 
 
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
-    """Return the caps of a device, with the largest clusters for which it has room, or none.
+    """Return the caps of a device, with the largest clusters that it has room for, if any.
 
     A partition of a GPU may lack room for clusters that fit the whole GPU. Assume that each block
     needs a whole multiprocessor, as blocks for misaligned arrays may.
@@ -228,7 +228,7 @@ def _cupy() -> Any:
     return cupy
 
 
-require = _cupy  # raises ImportError if CuPy is not installed
+require = _cupy  # raises ImportError if CuPy is not installed or too old
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:

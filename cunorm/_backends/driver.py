@@ -2,7 +2,7 @@
 """Functions of the CUDA driver that CuPy does not wrap.
 
 They need a CUDA context, which a thread may lack. CuPy creates it for launches and loads, and in
-``Device.use()``, but in ``with Device(i)`` only if another device is current.
+``Device.use()``. ``with Device(i)`` creates it only if another device is current.
 """
 
 import ctypes
@@ -54,7 +54,8 @@ def allow_large_clusters(cupy: Any, function: Any) -> None:
 def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
     """Return how many clusters the current device, or our partition of it, runs at a time.
 
-    Return 0 only for a lack of room. Raise other errors: a call without clusters gives other bits.
+    Return 0 if none fits or the driver knows no clusters. Raise other errors: if they meant 0,
+    calls would run without clusters, and their results would have other bits.
     """
     blocks = launch.build.cluster
     try:
@@ -83,7 +84,7 @@ def launch_dependent(
 ) -> None:
     """Start a kernel that may begin while the previous launch on the stream still runs.
 
-    CuPy's launches have no attributes. CuPy made the previous one, so this thread has a context.
+    CuPy's launches have no attributes. CuPy started the previous launch, so there is a context.
     """
     grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
     config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)

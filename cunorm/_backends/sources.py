@@ -46,6 +46,6 @@ def _inlined(name: str, folders: tuple[Path, ...], seen: set[Path]) -> list[str]
 
 
 def error_lines(log: Iterable[str]) -> list[str]:
-    """Return the first lines of a compiler's log that contain "error", or its first lines."""
+    """Return a log's first lines with "error", or its first lines if no line contains that."""
     lines = [f"  {line}" for line in log if line.strip()]
     return ([line for line in lines if "error" in line] or lines)[:8]

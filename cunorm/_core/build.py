@@ -14,7 +14,7 @@ from cunorm._core.dtypes import FLOAT64, DType
 Macros = tuple[tuple[str, str], ...]
 
 # Stores that bypass a CPU's caches are faster if rows are whole cache lines, and if a call moves
-# _LARGE bytes or this share of the last cache. This was measured on 2 cores with 32 MiB of cache.
+# _LARGE bytes, or _LARGE_SHARE of the last cache (measured on 2 cores with 32 MiB of cache).
 _LARGE_SHARE, _LARGE, _CACHE_LINE = 0.75, 64 << 20, 64
 
 
@@ -27,7 +27,7 @@ class KernelBuild:
 
     @property
     def cluster(self) -> int:
-        return int(dict(self.macros).get("CLUSTER", 1))  # the number of blocks
+        return int(dict(self.macros).get("CLUSTER", 1))  # the blocks of a cluster; 1: no cluster
 
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
@@ -54,7 +54,7 @@ class KernelArgs(NamedTuple):
     """The bytes of a kernel's argument struct, for arrays at address 0."""
 
     data: bytes
-    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
+    relocations: tuple[tuple[int, int], ...]  # a word; the slot of the array whose address is added
     sized: tuple[int, ...] = ()  # the words that depend on the number of rows
 
 
@@ -117,9 +117,9 @@ def streaming_stores(
     compute: DType,
     caps: CpuCaps,
 ) -> tuple[float, Macros]:
-    """Return the least number of elements for stores that bypass a CPU's caches, and their macro.
+    """Return the least number of elements of x at which stores bypass the caches, and the macro.
 
-    The elements of all rows count. `moved` and `results` are the dtypes of a kernel's arrays.
+    `moved` has the dtypes of all arrays that the kernel reads or writes, `results` of the results.
     """
     written = [dtype for dtype in results if dtype is not None]
     element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)

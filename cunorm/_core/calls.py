@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the plans of both families share: checks of operands, and a kernel with its Plan."""
+"""Checks of operands for the plans of both families, and `Kernel`, which makes a call's Plan."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -95,7 +95,7 @@ class CallGeometry(ABC):
         return contiguous(self.shape_of(kind), dtype, x.device)
 
     def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
-        """Return where the lines of an operand are or, if it is copied, those of its copy."""
+        """Return the layout of an operand or, if the operand is copied, of its copy."""
         if spec is None:
             return self.absent
         return self.layout(spec) or present(self.layout(spec.dense(self.copy_axes)))
@@ -180,7 +180,7 @@ class BackwardSpec(OpSpec, Protocol):
 def check_gradients(
     spec: BackwardSpec, types: type[KernelTypes], inputs: Specs, given: Specs
 ) -> None:
-    """Check that a backward computes the given gradients and, if it adds to sums, gets these."""
+    """Check that the call computes each given gradient, and has the arrays for `accumulate`."""
     for slot in types.results:
         operand = operand_of(slot)
         if operand not in spec.needs or inputs[operand] is None:
@@ -194,7 +194,7 @@ def check_gradients(
 def backward_specs(op: OpDef[Any], spec: BackwardSpec, operands: Specs) -> OptionalSpecs:
     """Return the specs of a backward's arrays; the keys of `operands` are the caller's names.
 
-    Of the outputs, only sums to which the backward adds are given; they have the compute type.
+    An output is given only if the backward adds to it. It then has the compute type.
     """
     compute = present(operands["rstd"]).dtype
     added = {name for name in op.summed if spec.accumulate and name in spec.needs}
@@ -213,7 +213,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         self,
         types: TypesT,
         geometry: GeometryT,
-        operands: Specs,  # None for an operand that the kernel does not read
+        operands: Specs,  # None for an operand that the kernel neither reads nor writes
         numbers: tuple[float, ...] = (),
         *,
         accumulate: bool = False,
@@ -233,10 +233,10 @@ class Kernel(Generic[TypesT, GeometryT]):
     def access_to(
         self, line: int, strides: dict[str, tuple[int, ...]], alignments: Alignments
     ) -> int:
-        """Return how many elements of a line a GPU's thread can move at once, a power of two.
+        """Return the largest `ACCESS` of a GPU's build that alignment allows, a power of two.
 
         `strides` has the strides between the lines of each operand, none if an operand is one line.
-        An access moves at most 16 bytes, so an alignment above 16 has no effect.
+        One instruction moves at most 16 bytes, so an alignment above 16 has no effect.
         """
         access = min(WIDEST_ACCESS, line & -line)
         if alignments is None:
@@ -249,7 +249,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         return access
 
     def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
-        """Return a writer of `struct Arguments` that has written all arrays but the workspace.
+        """Return a writer that has written the arrays and sums of `struct Arguments`.
 
         `sums` are the byte offsets in the workspace of the partial sums for dweight and dbias.
         """

@@ -18,8 +18,8 @@ MIN_ASYNC_COPY_BYTES = 4
 
 class Features(NamedTuple):
     clusters: bool = False  # blocks share a row or groups, so they need not read x twice
-    async_copies: bool = False  # the GPU copies samples and later rows during other work
-    largest_cluster: int = 16  # the number of blocks; it is halved while the driver has no room
+    async_copies: bool = False  # tiles or later rows go to shared memory during other work
+    largest_cluster: int = 16  # in blocks; it is halved until the GPU has room for a cluster
     programmatic_launches: bool = False  # a kernel starts early and waits for the previous launch
 
 
@@ -40,7 +40,7 @@ class CpuCaps(NamedTuple):
 Caps = CpuCaps | GpuCaps
 
 NONE = Features()
-# The lowest compute capabilities with a feature, and those that use it by default; 90 is 9.0.
+# The lowest compute capability with each feature, and those that use it by default; 90 is 9.0.
 MIN_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
 _BY_DEFAULT = {
     "clusters": range(90, 110),

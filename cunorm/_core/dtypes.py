@@ -49,7 +49,7 @@ def compute_type(*dtypes: DType | None) -> DType:
 
 
 def pass_hint(argument: str, instead: str) -> str:
-    """Return the end of an error, which says what to pass; it is empty for outputs."""
+    """Return the end of an error: what to pass. It is empty for outputs and the workspace."""
     return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"
 
 

@@ -32,7 +32,7 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 
 
 def typed_key(number: Any) -> tuple[Any, type, str] | None:
-    """Return a key that distinguishes numbers by type and sign: 0.0 equals -0.0 and Decimal(0)."""
+    """Return a key that differs for numbers that are equal: 0.0, -0.0 and Decimal(0)."""
     return None if number is None else (number, type(number), str(number))
 
 
@@ -44,11 +44,11 @@ class OnceMap(Generic[K, V]):
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
-            # A forked child does not have the threads that would release its locks.
+            # A forked child does not have the threads that would release these locks.
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
-        """Return a value, and the flag that `load` returned, or False if the value was there."""
+        """Return a value and a flag: that of `load`, or False if the value was already there."""
         try:
             with self._loading.setdefault(key, Lock()):
                 values = self.values  # clear() replaces this dict

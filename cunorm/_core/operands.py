@@ -30,9 +30,9 @@ class Operand:
 
     name: str  # the kernels' name
     kind: Kind
-    is_required: bool = False  # as an input it may not be None, nor may its gradient
+    is_required: bool = False  # where the operand or its gradient is an input, it must be given
     is_saved: bool = False  # the backward takes the operand
-    has_gradient: bool = False  # the backward returns the gradient, or takes that of a result
+    has_gradient: bool = False  # the backward returns that of an input, takes that of a result
     argument: str = ""  # the caller's name, if it differs from the kernels' name
     gradient_argument: str = ""  # the caller's name of the gradient, if it differs
 
@@ -85,7 +85,7 @@ def arguments(
 
 
 def operand_of(gradient: Slot) -> str:
-    """Return the operand of a gradient, as `needs` names it; the operand of dresidual is x."""
+    """Return the name that `needs` has for a gradient; for dx and dresidual it is "x"."""
     name = gradient.name[1:]
     return "x" if name == "residual" else name
 
@@ -95,7 +95,7 @@ def dtypes_of(specs: Specs) -> DTypes:
 
 
 def present(spec: T | None) -> T:
-    """Return a spec or dtype that is not None, because all calls have its operand."""
+    """Return a value that cannot be None, and assert that it is not."""
     assert spec is not None
     return spec
 
@@ -109,8 +109,8 @@ def type_macros(types: object, *names: str) -> Macros:
 class KernelTypes:
     """The dtypes of the operands of a kernel; None is the dtype of an absent operand.
 
-    The field of an operand has the name of its slot. Gradients of parameters are sums over all
-    rows, which another kernel rounds, so the fields of these gradients say whether they are wanted.
+    The field of an operand has the name of its slot. The fields of dweight and dbias only say
+    whether these gradients are wanted, because param_grad.cu rounds them to their dtypes.
     """
 
     inputs: ClassVar[tuple[Slot, ...]]
@@ -142,6 +142,6 @@ class KernelTypes:
         return [name for name in names if name not in cls.sums()]
 
     def macros(self) -> Macros:
-        """Return the macros of a build that say which operands are present."""
+        """Return the macros for the operands' dtypes, and for the sums that are wanted."""
         sums = ((name.upper(), cuda_bool(getattr(self, name))) for name in self.sums())
         return (*type_macros(self, "compute", *self._with_macros()), *sums)

@@ -28,7 +28,7 @@ class OverlapCheck:
             if spec is not None and 0 not in spec.shape
         ]
         outputs_first = sorted(given, key=lambda one: one[0] < first_output)
-        # Each pair has slots, specs, and the limits of address differences with a possible overlap.
+        # Two slots, their specs, and limits of the difference of addresses if the arrays overlap.
         self._pairs = [
             (output, other, a, b, other_low - high, other_high - low)
             for output, a, low, high in given

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""param_grad: it adds up the partial sums of rows or samples to dweight and dbias."""
+"""The kernel param_grad, which adds up the partial sums of rows or samples to dweight and dbias."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from cunorm._core.operands import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # the columns that a CPU's thread adds up at a time
-_WIDE = 1 << 14  # a single row of this many columns is worth its own build
+_WIDE = 1 << 14  # from so many columns on, a single row of sums gets its own build
 
 
 class ParamGradTypes(NamedTuple):
@@ -27,9 +27,9 @@ class ParamGradTypes(NamedTuple):
 
 
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums; a CPU only rounds a single wide row.
+    """Plan param_grad for `parts` rows of partial sums, which the previous launch computes.
 
-    The previous launch has computed the sums, unless there are none.
+    Without rows, no launch precedes it. Without `accumulate`, a CPU only rounds a single wide row.
     """
     total, dependent = FLOAT64, False
     if isinstance(caps, CpuCaps):
@@ -61,7 +61,7 @@ def param_grad_call(
     width: int,
     caps: Caps,
 ) -> KernelCall:
-    """Return the call of param_grad; `sums` are those of `Kernel.args_writer`."""
+    """Return the call of param_grad; `sums` are byte offsets, as for `Kernel.args_writer`."""
     writer = ArgsWriter(slots)
     writer.pointers_into_workspace(sums)
     writer.pointer("dweight")

@@ -23,7 +23,7 @@ from cunorm._core.tensor import OptionalSpecs, Shape, TensorSpec
 GRID_LIMIT = 2**31 - 1
 
 Aliases = dict[int, tuple[int, ...]]
-SharedOutputs = tuple[tuple[int, int], ...]  # slots of an output and of what replaces it
+SharedOutputs = tuple[tuple[int, int], ...]  # slots: of an output, of the array returned for it
 Alignments = Sequence[int] | None  # the address of each array modulo 16; None if all are aligned
 
 
@@ -61,7 +61,7 @@ class Lowered(NamedTuple):
     # A function, because there may be thousands of calls, and some callers need only `launches`.
     calls: Callable[[], list[KernelCall]]
     workspace: int  # the bytes of workspace that the calls need
-    # Returns what changes for another number of rows, at least two; None if builds change.
+    # Returns the Sizes for another number of rows, two or more; None if it needs other builds.
     sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 
@@ -78,7 +78,7 @@ class Plan:
     shared: SharedOutputs
     lower: Callable[[Caps, Alignments], Lowered]
     workspace_bound: Callable[[Caps | None], int]  # in bytes, for any alignments; None: any GPU
-    is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
+    is_empty: bool = False  # no kernel runs, because there is nothing to write
 
     def kernel_specs(self) -> OptionalSpecs:
         """Return the specs; an input that is copied has the spec of its copy."""
@@ -106,7 +106,7 @@ class OpSpec(Protocol):
         """Return the shape of mean and rstd."""
 
     def leading_axes(self, ndim: int) -> int:
-        """Return how many axes of x are rows, or 0 if a plan serves only one shape of x."""
+        """Return how many axes of x come before a row's; 0 if a plan serves only one shape of x."""
 
 
 SpecT = TypeVar("SpecT", bound=OpSpec)
@@ -130,7 +130,7 @@ class OpDef(Generic[SpecT]):
 
     def __init__(
         self,
-        name: str,  # the name in texts that executables keep
+        name: str,  # the name in texts that XLA's executables keep
         input_slots: tuple[Slot, ...],  # in the order of the arrays
         result_slots: tuple[Slot, ...],  # in the order of the arrays; a workspace follows them
         spec_type: type[SpecT],
@@ -141,10 +141,9 @@ class OpDef(Generic[SpecT]):
     ) -> None:
         self.name, self.input_slots, self.result_slots = name, input_slots, result_slots
         self.spec_type, self.plan, self.reference = spec_type, plan, reference
-        # `parse` takes scalars as callers give them.
         self.parse: Callable[..., SpecT] = memoize(typed=True)(partial(_parsed, spec_type, checks))
-        # Every call reads these attributes. The library and device of the outputs are those of x,
-        # whose slot is `x`. `no_outputs` stands for results in a call that gives no outputs.
+        # Calls read these attributes. `x` is the slot of x, whose library and device the
+        # outputs have. `no_outputs` stands for the outputs in a call that gives none.
         self.inputs = tuple(slot.argument for slot in input_slots)
         self.outputs = tuple(slot.argument for slot in result_slots)
         self.kinds = tuple(slot.kind for slot in input_slots + result_slots)
@@ -167,7 +166,7 @@ def backward_spec(op: OpDef[Any], forward: OpSpec, x_dtype: DType, needs: tuple[
 
 # The version of texts that are kept on disk: in XLA's executables and torch.compile's graphs. Raise
 # it if the fields of an OpSpec or the outputs of an OpDef change, but not for an optional input:
-# XLA's texts name the inputs that are present, and torch refuses graphs with other inputs.
+# XLA's texts name the inputs that are present, and torch refuses a call with other inputs.
 TEXT_VERSION = 4
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from cunorm._core.dtypes import FLOAT16, DType
 
 WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, if arrays are aligned to 16 bytes
-_UNBOUNDED = 2**62  # the size of the outermost axis, which kernels do not need
+_UNBOUNDED = 2**62  # stands for the size of the outermost axis, which kernels do not need
 
 Shape = tuple[int, ...]
 Arrays = tuple[Any, ...]  # the arrays of a call, some of which may be None
@@ -148,7 +148,7 @@ class RowLayout(NamedTuple):
 
     @property
     def axes(self) -> int:
-        return 1 if self.inner == _UNBOUNDED else 3  # leading axes, at least 1
+        return 1 if self.inner == _UNBOUNDED else 3  # a build walks one leading axis or three
 
 
 class RowAxes(NamedTuple):

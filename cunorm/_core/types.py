@@ -14,8 +14,8 @@ class SupportsDLPack(Protocol):
 
 
 # The type of x and of the results. Results may have another dtype than x. If x is of a subclass,
-# they are of the base class. An object with only __dlpack__ gives a NumPy or CuPy array. A result
-# for which `out` has an array is this array, of any library.
+# they are of the base class. An object with only __dlpack__ gives a NumPy or CuPy array. If `out`
+# has an array for a result, the result is that array, of any library.
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 
 
@@ -36,6 +36,6 @@ Need = Literal["x", "weight", "bias", "gate"]
 GroupNeed = Literal["x", "weight", "bias"]
 
 T = TypeVar("T")
-Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # mypy takes ("x",) only for a tuple
+Several: TypeAlias = T | Collection[T] | tuple[T, ...]  # without tuple, mypy refuses ("x",)
 Needs = Collection[Need] | tuple[Need, ...]
 GroupNeeds = Collection[GroupNeed] | tuple[GroupNeed, ...]

@@ -47,7 +47,7 @@ def array_hint(function: str, argument: str, value: object, make: str = "numpy.a
 
 
 def shown(value: object) -> str:
-    """Return a wrong scalar for an error; of an array with axes its type, not its elements."""
+    """Return a wrong scalar as a text for an error; for an array with axes, only its type."""
     try:
         has_axes = bool(getattr(value, "shape", ()))
     except RuntimeError:  # a nested tensor has no single shape

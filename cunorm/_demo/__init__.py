@@ -36,8 +36,8 @@ next: python -m cunorm demo --input FILE.npy  the same on your own rows
       python -m cunorm info                   versions, devices, compilers and caches
       python -m pydoc cunorm.normalize        what the norms take and return"""
 
-Case = tuple[Operator, Operands]  # two rows of the table; the operands are in host memory
-Row = tuple[str, Callable[[], Any], int, float]  # its first columns, call, bytes and error
+Case = tuple[Operator, Operands]  # gives two rows of the table; operands are in host memory
+Row = tuple[str, Callable[[], Any], int, float]  # first columns, call, its bytes and error
 
 
 def run(path: Path | None, device_name: str | None, is_quick: bool, plot: Path | None) -> int:
@@ -46,7 +46,7 @@ def run(path: Path | None, device_name: str | None, is_quick: bool, plot: Path |
     device = operators.chosen_device(device_name)
     rows, source = operators.text() if path is None else operators.load(path)
     out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    out.is_interactive &= out.file.isatty()  # FORCE_COLOR is for colours alone
+    out.is_interactive &= out.file.isatty()  # FORCE_COLOR alone gives no status line
     out.print(f"input:  {source}\ndevice: {device.title}")
     cases = list(_cases(rows, is_quick, out))
     out.print(f"\n{_HEADER}", style="bold")

@@ -28,12 +28,12 @@ Array = NDArray[Any]
 Operands = Mapping[str, Any]
 CUDA_CALLS = 20  # timed together: after a single call the GPU would wait for the host
 INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
-# The largest input of each dtype with which no sum of x * dy * weight overflows.
+# The largest magnitude of an input for each dtype: no sum of x * dy * weight overflows.
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
 _LARGEST_GATE = 4.0
-_MEAN = "1e4"  # the mean that one operator's x has
-# The operators by dtype and `is_quick`; a pair that is not listed has all operators.
+_MEAN = "1e4"  # added to x of one operator
+# The operators shown for a dtype and `is_quick`; a pair that is not listed shows all operators.
 _SHOWN = {
     ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
     ("bfloat16", True): ("rms_norm",),
@@ -118,7 +118,7 @@ def load(path: Path) -> tuple[Array, str]:
 
 
 def text(count: int = 2048) -> tuple[Array, str]:
-    """Return the rows of the first bytes of a text that comes with Python."""
+    """Return a row for each of the first `count` bytes of pydoc.py, and what the rows are."""
     path = Path(pydoc.__file__)
     codes = np.frombuffer(path.read_bytes(), np.uint8).astype(np.intp)
     pairs = 256 * codes[:-1] + codes[1:]
@@ -138,13 +138,13 @@ def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
         "gate": reference.round_to(gate_scale * np.roll(rows, 2, axis=0), dtype),
         "dy": np.roll(x, -1, axis=0),
         "d_residual": np.roll(x, -2, axis=0),
-        "weight": (1.0 + mean_row).astype(np.float32),  # it has no zeros
+        "weight": (1.0 + mean_row).astype(np.float32),  # not 0 for a column of zeros
         "bias": mean_row.astype(np.float32),
     }
 
 
 class Operator:
-    """A norm by its name in the table, and the options of both directions."""
+    """A norm with its label in the table and the options of both directions."""
 
     def __init__(self, label: str, options: Mapping[str, Any]) -> None:
         self.label, self.name, self.options = label, label.partition(",")[0], options
@@ -163,7 +163,7 @@ class Operator:
                 samples = rows[name].reshape(math.gcd(count, 16), -1, width)
                 samples = np.moveaxis(samples, -1, self.options["channel_axis"])
                 operands[name] = np.ascontiguousarray(samples)
-        if self.label.endswith(_MEAN):  # the deviations from this mean are its last digits
+        if self.label.endswith(_MEAN):  # its deviations from the mean are now in its last digits
             operands["x"] = operands["x"] + operands["x"].dtype.type(_MEAN)
         return operands
 
@@ -172,7 +172,7 @@ class Operator:
         name, arguments = name or f"{self.base}_forward", dict(self.options)
         if name == "instance_norm":
             del arguments["num_groups"]
-        if module is cunorm:  # y has x's dtype, although a float32 parameter would widen it
+        if module is cunorm:  # with round_before_weight, y would have weight's float32
             arguments["dtype"] = str(operands["x"].dtype)
         arguments |= {name: operands[name] for name in INPUTS if name in operands}
         return partial(getattr(module, name), **arguments)
@@ -204,7 +204,7 @@ def bytes_moved(call: partial[Any], result: Any) -> int:
     """Return how many bytes of arguments and results a call must read and write."""
     taken, results = dict(call.keywords), result if isinstance(result, tuple) else (result,)
     if "dy" in taken and not taken.get("activation"):
-        taken.pop("bias", None)  # a backward gets it only to know that dbias is wanted
+        taken.pop("bias", None)  # here bias only says that dbias is wanted
     return sum({id(one): getattr(one, "nbytes", 0) for one in (*taken.values(), *results)}.values())
 
 

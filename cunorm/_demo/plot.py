@@ -18,11 +18,11 @@ NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
 _PRINTED = len(SIZES) // 2  # the index of the size whose speeds are printed
 _WIDTH = 1024
-_ROUNDS = 15  # of calls, at a point
+_ROUNDS = 15  # timed calls of each library at each size
 
 
 def saved_figure(path: Path) -> Any:
-    """Return an empty figure that was saved, so that an error comes before the work."""
+    """Save an empty figure, so that an error comes before the work, and return the figure."""
     try:
         from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def calls(operator: Operator, direction: str, operands: Operands, device: Device
     found = {"cunorm": operator.calls(operands, saved)}
     found["NumPy" if on_cpu else "CuPy"] = _plain_calls(operator, operands, saved)
     with suppress(ImportError):
-        import torch  # after a call of cunorm, so that OpenMP threads of both wait for a short time
+        import torch  # later than cunorm, which makes OpenMP's threads wait only briefly
 
         if on_cpu or torch.cuda.is_available():
             found["PyTorch"] = _torch_calls(torch, operator, operands)

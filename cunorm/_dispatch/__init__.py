@@ -2,8 +2,8 @@
 """The path of every call: its cache, and the planning of a call that the cache does not have.
 
 A call is determined by its scalars and by the signature of its arrays: shape, strides, dtype,
-device and alignment. Both are the key of an Executable in the cache; addresses are not. Calls
-of row norms on contiguous arrays that differ only in the number of rows share one plan.
+device and alignment. Together they are the key of an Executable in the cache. Calls of row norms
+on contiguous arrays that differ only in the number of rows share one plan, if their builds agree.
 """
 
 from collections.abc import Hashable
@@ -24,7 +24,7 @@ from cunorm._dispatch.loading import caps_for, load
 
 
 class CacheEntry:
-    """An entry of the cache: a loaded call, or None until the call is planned."""
+    """An entry of the cache, whose executable is None until the call is planned."""
 
     executable: Executable | None = None
 
@@ -41,7 +41,7 @@ def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
 
 @memoize(maxsize=1024)
 def rows_entry(spec: Hashable, *key: Hashable) -> list[Executable]:
-    """Return planned calls that differ in their number of rows, one call for each set of builds."""
+    """Return the planned calls that differ only in the number of rows, one per set of builds."""
     return []
 
 
@@ -90,7 +90,7 @@ def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> list[Any]:
         if outputs is not None:
             return outputs
     signature = adapter.signature(arrays, op.first_output)
-    if signature is None:  # arrays are from several libraries, JAX or DLPack, or wrong
+    if signature is None:  # several libraries, or one without signatures, or an array to refuse
         return _dispatch_views(op, spec, arrays)
     key_parts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *key_parts)
@@ -146,7 +146,7 @@ def _rows_key(
     arrays: Arrays,
     pointers: list[int],
 ) -> tuple[Shape, int, list[Any]] | None:
-    """Return x's shape, its number of axes that are rows, and a key.
+    """Return x's shape, the number of its axes that come before a row's, and a key.
 
     Calls that differ only in their number of rows have equal keys. The result is None if arrays are
     not in C order or do not fit together, if there is a workspace, or if there are fewer than two
@@ -182,7 +182,6 @@ def _rows_key(
 
 
 def _views(op: OpDef[SpecT], spec: SpecT, arrays: Arrays) -> Views:
-    """Return the views of all arrays and of the workspace."""
     function, workspace = spec.function, arrays[-1]
     names = (*op.inputs, *spec.output_names)
     views = view_all(function, names, arrays[:-1], op.required)

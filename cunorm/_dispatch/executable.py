@@ -33,7 +33,7 @@ class Loaded(NamedTuple):
     """The loaded kernels of a plan."""
 
     run: Run
-    # Takes another number of rows; returns a Run, or None if that number needs other builds.
+    # Takes another number of rows; returns a Run, or None if this number needs other builds.
     resized: Callable[[int], Run | None] | None = None
 
 
@@ -58,7 +58,7 @@ class Executable:
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
         self._results = slice(op.first_output, op.array_count - 1)
         self._has_given = any(views[op.first_output :])  # the caller gives outputs or a workspace
-        self._last_checked: list[int] = []  # the addresses in the last call with given arrays
+        self._last_checked: list[int] = []  # the addresses that the last check accepted
         realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
         self._resize = loaded.resized if loaded and not self._copied else None
@@ -131,9 +131,9 @@ class Executable:
         return self._resize is not None
 
     def resized(self, x_shape: Shape, leading_axes: int) -> "Executable | None":
-        """Return this Executable for contiguous arrays with another number of rows.
+        """Return an Executable like this one for contiguous arrays with another number of rows.
 
-        Rows are the leading axes of x. The result is None if that number needs other builds.
+        x has `leading_axes` axes before those of a row. Return None if other builds are needed.
         """
         run = self._resize and self._resize(prod(x_shape[:leading_axes]))
         if run is None:
@@ -175,7 +175,7 @@ class Executable:
     def _allocation(self, views: Views, slot: int, spec: TensorSpec) -> _Allocation:
         """Return how to allocate an output: if possible like another array, which is quicker.
 
-        The other array has the output's spec and, because the number of rows may change, its kind.
+        The two have the same spec and, because the number of rows may change, the same kind.
         """
         kind, adapter = self._kinds[slot], self._adapter
         models = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Group norms: one statistic shifts, and one scales, each group of channels of a sample."""
+"""Group norms, which shift and scale each group of channels of a sample by its mean and rstd."""
 
 from cunorm._group_norm.group_norm import (
     group_norm,

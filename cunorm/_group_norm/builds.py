@@ -17,7 +17,7 @@ from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forwa
 
 FUNCTION = "warmup"  # the name of the function in errors
 LAYOUTS = {"channels_last": -1, "channels_first": 1}  # the channel_axis of a contiguous array
-# Fewer samples are few; more are tried as _FEW_SAMPLES, doubled up to so many times.
+# `_steps` tries all numbers of samples below _FEW_SAMPLES, and doubles it _DOUBLINGS times.
 _FEW_SAMPLES, _DOUBLINGS = 64, 25
 Options = dict[str, Any]
 
@@ -25,7 +25,7 @@ Options = dict[str, Any]
 def group_builds(
     name: str, options: Options, samples: list[int] | None, channels: int, device: Device
 ) -> list[KernelBuild]:
-    """Return a function's builds for x with each of these numbers of samples; None is any number.
+    """Return the builds of a function for each number of samples in `samples`; None is any number.
 
     `options` are those of `cunorm._row_norm.builds.row_builds`.
     """
@@ -43,8 +43,8 @@ def group_builds(
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
     """Yield numbers of samples whose builds serve any number of samples.
 
-    Every small number is tried, because cores share few samples in plans of their own. Powers of
-    two are tried above them; a search between two powers finds where the builds change.
+    Every small number is tried: cores share a few samples, with a plan that depends on how many.
+    Powers of two follow. If two have different builds, a search finds where the builds change.
     """
     tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]
     yield 1

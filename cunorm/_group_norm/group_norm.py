@@ -41,7 +41,7 @@ def group_norm(
     x : array
         The shape is ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: N samples, C channels
         and any number of axes of positions. The dtype is float16, bfloat16, float32 or float64. x
-        is of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
+        is an array of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
     num_groups : int
         The number of groups of neighbouring channels, a divisor of C.
     weight, bias : array, optional
@@ -77,13 +77,13 @@ def group_norm(
     -----
     The strides decide which memory layout x has. With channels last, the channels of a position are
     contiguous, and one stride leads from position to position. With channels first, the positions
-    of a channel are contiguous. y gets the layout of x. An x with other strides is copied once, to
-    the nearer layout if there is one, else to that of channel_axis.
+    of a channel are contiguous. y gets the layout of x. An x with other strides is copied once:
+    channels or positions, whichever lie closer together, come last; channel_axis decides a tie.
 
     Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
-    the store. The mean is corrected by the mean of the differences from it, so a constant group
-    gives exactly g(bias) if eps > 0. No bit of a sample's y depends on other samples. Infinities
-    and NaN stay in their group. In float32 a sum of squared deviations overflows beyond 3.4e38.
+    the store. The mean is corrected by the mean of x - mean, so a constant group gives exactly
+    g(bias) if eps > 0. No bit of a sample's y depends on other samples. Infinities and NaN stay in
+    their group. In float32 a sum of squared deviations overflows beyond 3.4e38.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def instance_norm(
         y = g(n)
 
     Source: D. Ulyanov, A. Vedaldi and V. Lempitsky, "Instance Normalization: The Missing Ingredient
-    for Fast Stylization", arXiv:1607.08022. `group_norm_backward` with C groups has its gradients.
+    for Fast Stylization", arXiv:1607.08022. The backward is `group_norm_backward` with C groups.
     Result, errors and rounding are those of `group_norm`.
 
     Parameters
@@ -181,8 +181,8 @@ def group_norm_forward(
     eps, activation, channel_axis, dtype, workspace : optional
         As for `group_norm`; weight and bias are optional.
     out : GroupNormForward, optional
-        For each result, an array to write instead of a new one, or None. y is as for `group_norm`;
-        mean and rstd are contiguous.
+        For each result, an array to write instead of a new one, or None. y is like `out` of
+        `group_norm`; mean and rstd are contiguous.
 
     Examples
     --------
@@ -230,8 +230,8 @@ def group_norm_backward(
         dweight = sum over samples and positions of h * r
         dbias = sum over samples and positions of h
 
-    Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm). Here sums are
-    about the mean, so they do not cancel where the mean is large.
+    Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm). Here the sums
+    have x - mean in place of x, so they do not cancel where the mean is large.
 
     Parameters
     ----------
@@ -258,12 +258,12 @@ def group_norm_backward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm`; also if `needs` has another name, or `accumulate` has nothing to add to.
+        As for `group_norm`, and also if `needs` has another name, or `accumulate` has no array.
 
     Notes
     -----
     Rounding: as in `group_norm`, once on each store. The rounding error of the mean is measured on
-    x and removed, but not in n. All results repeat bit for bit. A sample's dx depends on no other.
+    x and removed, but n keeps it. All results repeat bit for bit. No sample changes another's dx.
 
     Examples
     --------

@@ -42,8 +42,6 @@ def backward_inputs(
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTypes(KernelTypes):
-    """The dtypes of the operands of a group norm's kernel."""
-
     kernel: ClassVar[str]  # the name of its source file and of its entry point
 
     x: DType
@@ -82,12 +80,12 @@ class GroupBackwardTypes(GroupTypes):
 
 
 class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
-    """A group norm's kernel with its operands; a forward's eps is its only number."""
+    """A group norm's kernel with its operands; `numbers` has the eps of a forward."""
 
     def args(
         self, count: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
-        """Return the bytes of `struct Arguments` for a number of samples from the first one on."""
+        """Return the bytes of `struct Arguments` for `count` samples from sample `first` on."""
         writer, sizes = self.args_writer(sums), self.geometry.sizes
         writer.pointer("workspace")
         writer.integers(count, first, sizes.positions, sizes.channels, sizes.groups)

@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        """Return the elements from one row of channels to the next, as `sum_pitch` in C++ does."""
+        """Return the elements from one row of channels to the next, like `sum_pitch` in C++."""
         return -(-self.channels // LINE) * LINE
 
 
@@ -48,8 +48,8 @@ class GroupGeometry(CallGeometry):
     absent = (0, 0)
 
     sizes: Samples
-    axes: tuple[int, ...]  # the axes of x in the kernel's order: samples, then lines
-    result_axes: tuple[int, ...]  # the axes of results from the outermost in memory on
+    axes: tuple[int, ...]  # the axes of x in the kernel's order: samples, lines, elements of a line
+    result_axes: tuple[int, ...]  # the axes of new results like x, the outermost in memory first
 
     @property
     def copy_axes(self) -> tuple[int, ...]:
@@ -95,8 +95,9 @@ def group_geometry(
 ) -> GroupGeometry:
     """Return the geometry of x; without num_groups, each channel is a group.
 
-    If the strides of x fit only one memory layout, this is the layout; otherwise it is the nearer
-    layout or, if neither is nearer, the layout that channel_axis suggests.
+    If the strides of x fit only one memory layout, x has that layout. If they fit neither, x is
+    copied: channels or positions, whichever lie closer together, come last. In case of a tie, or if
+    the strides fit both layouts, channel_axis decides.
     """
     shape, ndim = x.shape, len(x.shape)
     if channel_axis not in (-1, 1):
@@ -127,7 +128,7 @@ def group_geometry(
     else:
         nearer = None if fits_last else _nearer_to_last(x, last)
         results_last = channel_axis == -1 if nearer is None else nearer
-        # With one position, or one channel, both layouts are the same. Longer lines are fast.
+        # With one position or one channel, both layouts are the same; longer lines are faster.
         same = positions == 1 or channels == 1
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
@@ -145,7 +146,7 @@ def _size_of(channel: int, ndim: int) -> str:
 
 
 def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
-    """Return whether channels lie closer together than positions; the array fits neither layout."""
+    """Return whether channels lie closer together than positions, or None if equally close."""
     (_, *sizes, _), (_, *strides, channel) = x.permuted(last)[:2]
     closest = min(
         (abs(s) for s, n in zip(strides, sizes, strict=True) if n > 1), default=abs(channel)

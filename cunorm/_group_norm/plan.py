@@ -41,7 +41,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     check_inputs(spec.function, GroupBackwardTypes, inputs, geometry)
     check_gradients(spec, GroupBackwardTypes, inputs, given)
     results, outputs = check_results(spec, GroupBackwardTypes, inputs, given, geometry)
-    # Without an activation, n is not needed. Without an activation and dx, weight is not needed.
+    # bias is needed only for n, and n only for an activation. weight is needed for n and for dx.
     needs_n = spec.activation != "identity"
     reads = inputs if needs_n else inputs | {"bias": None}
     if not needs_n and results["dx"] is None:
@@ -89,7 +89,7 @@ def _lower(kernel: GroupKernel, caps: Caps, alignments: Alignments) -> Lowered:
 
 
 def _workspace_bound(kernel: GroupKernel, caps: Caps | None) -> int:
-    """Return the most bytes that a call takes; caps of None are those of any GPU."""
+    """Return the most bytes that a call takes; if caps is None, on any GPU."""
     some = SOME_GPUS if caps is None else (caps,)
     return max(_lower(kernel, one, None).workspace for one in some)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The builds and launches of the group-norm kernels, on a GPU and on a CPU.
 
-The tiles of a sample depend only on its shape, the operands' dtypes and the GPU; so does the choice
-whether one launch makes all passes. So a sample's results depend neither on other samples nor on
-alignment. A CPU's plan of launches changes no result.
+The tiles of a sample, and whether one launch makes all passes, depend only on the sample's shape
+and memory layout, the operands' dtypes and the GPU. So a sample's results depend neither on other
+samples nor on alignment. A CPU's plan of launches changes no result.
 """
 
 from dataclasses import replace
@@ -24,27 +24,28 @@ class Schedule(NamedTuple):
     chunk: int
     part_positions: int
     parts: int  # the parts of a sample
-    handed_size: int  # the elements of workspace with which a chunk's passes hand on values
+    handed_size: int  # elements of workspace for values that a pass of a chunk hands on
     shares: int = 0  # the shares of a sample for a CPU's threads; if not 0, a chunk is one block
 
 
 # The passes that a launch makes: FIND, COMBINE and WRITE.
 _ALL, _FIND, _COMBINE_AND_WRITE = (True, True, True), (True, False, False), (False, True, True)
 # GPUs with little and much shared memory, without and with clusters. A plan for any other GPU
-# takes no more memory than the plan for one of these GPUs.
+# takes no more workspace than the plan for one of these GPUs.
 SOME_GPUS = tuple(
     GpuCaps(MAX_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
-# The most bytes of a chunk that a CPU's threads share, so that the last pass finds it in caches;
-# the most bytes of a sample that one core takes; the number of samples, or groups, for all cores.
+# The most bytes of a chunk that cores share: the last pass finds such a chunk in caches. The most
+# bytes of a channels-last sample that one core takes. The least number of samples or, with channels
+# first, of groups in all samples, at which each core has its own samples or groups.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
-_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch; each hands on values
-# The most bytes of h (see group_norm_backward.cu) that a thread, or the workspace for a chunk,
-# keeps between passes; and the activations for which h is quick to compute again.
+_CPU_HANDED = 1 << 17  # the most channels of a chunk, each counted once for each part
+# The most bytes of h (see group_norm_backward.cu) that a thread keeps between passes; the most of
+# a chunk's h that the workspace keeps; the activations for which h is quick to compute again.
 _CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 256 << 10, 12 << 20, ("identity", "relu")
-_CPU_SMALL = 1 << 15  # one core takes all samples of at most so many elements
+_CPU_SMALL = 1 << 15  # if x has at most so many elements, cores share no sample
 MAX_SHARES = 256  # the most shares of a chunk, which are enough for all threads
 
 
@@ -111,7 +112,7 @@ def _cpu_kept_h(
 ) -> tuple[Macros, int]:
     """Return the macro that keeps h, and the elements of h per sample in the workspace.
 
-    The workspace has this room even if h is not kept, so its size does not depend on activations.
+    With a quick activation no h is kept, but the workspace has the same size.
     """
     lines, row = sizes.positions, sizes.group_channels * (block_groups or sizes.groups)
     if not sizes.channels_last:
@@ -147,7 +148,7 @@ def _schedule(
     handed: int,
     shared: int,
 ) -> Schedule:
-    """Return the launches of passes with numbers of blocks; a sample hands on `handed` elements."""
+    """Return a Schedule; `passes` (flags and blocks of each launch) and `handed` are per sample."""
     launches = []
     for flags, blocks in passes:
         found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)

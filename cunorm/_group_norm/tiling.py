@@ -14,15 +14,15 @@ PACK_BYTES = 32  # the bytes of a pack in the compute type; a thread has several
 VALUES = 3  # the values that a part of a sample hands on for each group
 _PACKS, _WARP = 12, 32  # packs of an operand for each thread of a GPU; lanes of a warp
 _RUN = 16  # the packs that a thread adds up one by one: `run` in C++
-_BLOCKS = 4  # the blocks on a multiprocessor for which float32's registers leave room
-# (contiguous bytes of an operand in a tile, blocks of a cluster): the least bytes, if a sample has
-# so many, and the most blocks. Plans take the first fit that has the widest packs and tiles at
-# most twice as large as wanted, else the first fit. Then two samples give most multiprocessors a
-# block. Shorter lines and larger clusters make many samples a little slower.
+_BLOCKS = 4  # the blocks of a multiprocessor for which registers leave room in float32
+# (the least bytes of a line in a tile, if a sample has so many; the most blocks of a cluster). Only
+# the fits with the widest packs count. A plan takes the first of them whose tile has at most twice
+# the `wanted` bytes, so that two samples give most multiprocessors a block; else the first. Shorter
+# lines and larger clusters come later, because they make many samples a little slower.
 _FITS = ((128, 8), (64, 8), (128, 16), (64, 16), (32, 16))
 # (blocks that share a multiprocessor's shared memory, threads of a block). If no tile leaves room
-# for a second block, a block with a small tile is alone. Samples without such a tile are streamed
-# by blocks that share, in lines with the widest packs.
+# for a second block, a block is alone, with a small tile that has the widest packs. If there is no
+# such tile, samples are streamed by two blocks of a multiprocessor.
 _SHARING, _ALONE = (2, 128), (1, 256)
 _STREAMED_LINES = (64, 128)
 _CLUSTERS = (1, 2, 4, 8, 16)
@@ -30,15 +30,15 @@ _CLUSTERS = (1, 2, 4, 8, 16)
 _UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
 _RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and alignment
 _MIN_TILE = 24 << 10  # about the least bytes of an operand in a tile
-# The lines, or packs of a channel, of a CPU's tile, which stays in a core's caches; and the most
-# bytes of a line's pack in the compute type: each sum of the pack takes 8 registers of AVX-512.
+# How many lines or, with channels first, packs of a channel a CPU's tile has, to stay in a core's
+# caches. The last is the most bytes of a line's pack in the compute type: 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 
 
 class Tiling(NamedTuple):
     """A block's tile and its threads: the constants of `struct Tile` in group_tile.cuh."""
 
-    unit_groups: int  # the groups of a tile, which may have only some channels of a single group
+    unit_groups: int  # the groups of a unit; a tile may have only some channels of a single group
     channel_threads: int
     position_threads: int
     pack: int
@@ -76,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
-    """Return a CPU's tiles, which are strips of the lines of a part, or of a channel."""
+    """Return a CPU's tiles: strips of a pack of each line or, with channels first, of a channel."""
     pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
     if sizes.channels_last:
         pack, positions = _cpu_line_pack(types, sizes.channels), _CPU_LINES
@@ -86,7 +86,7 @@ def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
     """Return how many channels of a line are taken at once; few channels are all taken at once.
 
-    A backward takes fewer channels of longer lines, because this was measured to be faster.
+    A backward takes fewer channels of a long line than a forward; this was measured to be faster.
     """
     longest = _CPU_LINE_BYTES // types.compute.itemsize
     if channels % LINE:
@@ -103,7 +103,7 @@ def cuda_tiling(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
 
 
 class _Tilings(NamedTuple):
-    """The tilings from which that of a GPU is chosen."""
+    """The tilings that a GPU may use, of which `best` chooses one."""
 
     types: GroupTypes
     sizes: Samples
@@ -127,7 +127,7 @@ class _Tilings(NamedTuple):
         return found[0]._replace(blocks_per_sm=max(1, room))
 
     def _fits(self, wanted: int, blocks: int, threads: int) -> list[Tiling]:
-        """Return a tiling for each fit: the fewest blocks that make tiles small, else the most."""
+        """Return a tiling for each fit: the fewest blocks with small tiles, else the most."""
         features, found = self.gpu.features, []
         largest = features.largest_cluster if features.clusters else 1
         for line, most in _FITS:
@@ -152,7 +152,7 @@ class _Tilings(NamedTuple):
             parts += -(-parts // 8)
 
     def _tiling(self, line_bytes: int, blocks: int, threads: int, streamed: bool = False) -> Tiling:
-        """Return tiles with lines of so many bytes, and so many blocks for a unit.
+        """Return tiles with lines of `line_bytes` or more, and `blocks` blocks for a unit.
 
         The tiling's `cluster` is 0 if these blocks make no cluster.
         """
@@ -185,7 +185,7 @@ class _Tilings(NamedTuple):
         )
 
     def _unit_groups(self, line: int) -> int:
-        """Return the groups of a unit: enough for the bytes of a line, but limited in channels."""
+        """Return the groups of a unit: enough for `line` bytes, but limited in channels."""
         sizes, size = self.sizes, self.sizes.group_channels * self.types.x.itemsize
         if not sizes.channels_last:
             size, line = size * sizes.positions, _UNIT_BYTES

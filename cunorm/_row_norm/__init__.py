@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row norms: one statistic scales each row of x; a row is all axes from `axis` to the last."""
+"""Row norms, which normalise each row of x; a row is all axes from `axis` to the last."""
 
 from cunorm._row_norm.l2_norm import l2_norm, l2_norm_backward, l2_norm_forward
 from cunorm._row_norm.layer_norm import (

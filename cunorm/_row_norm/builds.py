@@ -21,7 +21,7 @@ Options = dict[str, Any]
 def row_builds(
     name: str, options: Options, rows: list[int] | None, width: int, device: Device
 ) -> list[KernelBuild]:
-    """Return the builds of a function for x with each of these numbers of rows; None is any number.
+    """Return the builds of a function for each number of rows in `rows`; None is any number.
 
     A CPU has other builds for outputs larger than its caches, and for few long rows. `options` has
     scalars, the dtype of x, and the dtypes of other operands, None for an absent operand.

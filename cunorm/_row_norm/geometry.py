@@ -37,8 +37,8 @@ class RowShape(NamedTuple):
     def sums_pitch(self, *, twice: bool) -> int:
         """Return the number of elements from one row of partial sums to the next.
 
-        If `twice`, each row is followed by a row of recent sums. A row fills whole cache lines of a
-        CPU, as `sum_pitch` in C++ does.
+        If `twice`, a row of recent sums (see param_sums.cuh) follows each row. A row fills whole
+        cache lines of a CPU. `sum_pitch` in types.cuh computes the same number.
         """
         pitch = -(-self.row_width // 16) * 16
         return 2 * pitch if twice else pitch

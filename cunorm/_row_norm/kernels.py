@@ -59,7 +59,7 @@ def forward_arrays(
     y: object = None,
     out: NormForward[object] | None = None,
 ) -> Arrays:
-    """Return a forward's arrays: inputs, results (`out`, or `y` and None), and no workspace."""
+    """Return a forward's arrays: inputs, results (`out`, or only `y`), and None as workspace."""
     if out is not None:
         return (x, weight, bias, gate, residual, *out, None)
     return (x, weight, bias, gate, residual, y, None, None, None, None)
@@ -104,8 +104,6 @@ _PLAIN = Formula()
 
 @dataclass(frozen=True, kw_only=True)
 class _RowTypes(KernelTypes, ABC):
-    """The dtypes of the operands of a row norm's kernel."""
-
     gate: DType | None = None
     formula: Formula = _PLAIN
 
@@ -137,7 +135,7 @@ class ForwardTypes(_RowTypes):
     residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
-        """Return the dtypes held between the passes: that of p, or of s without a pre-gate."""
+        """Return the dtypes held between the passes: p of `normalize_forward`, or s and gate."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
@@ -176,7 +174,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return writer.finish(numbers_of(self.types.compute, self.numbers))
 
     def sums(self, sums_size: int) -> SumOffsets:
-        """Return the byte offsets in the workspace of sums that have `sums_size` elements."""
+        """Return the offsets of the sums for dweight and dbias, of `sums_size` elements each."""
         types = self.types
         if isinstance(types, ForwardTypes):
             return None, None

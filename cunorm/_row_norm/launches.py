@@ -15,14 +15,14 @@ from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.registers import room_of
 from cunorm._row_norm.tiling import Team, cuda_team
 
-# (columns of a block, blocks): a backward with at most so many columns in a block has at most so
-# many blocks on a multiprocessor. Each block writes partial sums, which param_grad reads.
+# (columns of a block, blocks): a backward that sums over rows, with at most so many columns in a
+# block, has at most so many blocks on a multiprocessor, because each block writes a row of sums.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
 _MAX_STAGES = 4  # the most rows on their way to shared memory
-_STAGED_BYTES = 40 << 10  # the bytes of these rows on a multiprocessor, if there are enough rows
+_STAGED_BYTES = 40 << 10  # the bytes of such rows that a multiprocessor should have
 _MAX_COPIES = 12  # the most copies of a thread for an operand's row; each copy takes registers
 _RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and variables
-_SENT_BYTES = 48  # the bytes that each warp of a cluster sends, as wide as float64
+_SENT_BYTES = 48  # bytes that a warp of a cluster sends: in each of two turns three float64 values
 
 
 class RowLaunch(NamedTuple):
@@ -60,7 +60,7 @@ def _cuda_launch(
     sums_pitch: int = 0,
     shared: int = 0,
 ) -> RowLaunch:
-    """Return a launch of at most `max_parts` runs of rows, without partial sums if pitch is 0."""
+    """Return a launch of at most `max_parts` runs of rows; without partial sums the pitch is 0."""
 
     def cut(rows: int) -> tuple[int, int, Macros]:
         return min(-(-rows // team.rows_per_block), max_parts), 0, ()
@@ -72,20 +72,20 @@ def _cuda_launch(
 
 
 def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
-    """Return how threads share rows; a multiprocessor has no more blocks than threads for them."""
+    """Return how threads share rows; limit `blocks_per_sm` to what a multiprocessor can run."""
     team = cuda_team(types, width, gpu.features)
     most = max(1, gpu.max_threads_per_sm // team.threads)
     if int(gpu.compute_capability) >= 100:
-        # A forward in float32 takes two registers more there than on other GPUs.
+        # There, a forward takes two registers more (in float64 four) than on GPUs below 10.0.
         more = types.compute.itemsize // 2 if isinstance(types, ForwardTypes) else 0
         most = min(most, max(1, room_of(team.registers + more, team.threads)))
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
 
 
 def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) -> int:
-    """Return how many blocks stream rows: two on each multiprocessor, if they fit.
+    """Return how many blocks stream rows: two on each multiprocessor, if two fit.
 
-    There is one if the rows of two blocks would not stay in L2 until their second pass.
+    There is only one if the rows of two blocks would not stay in L2 until their second pass.
     """
     read_again = (types.residual_out or types.x, types.gate)
     of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
@@ -101,7 +101,7 @@ def cuda_backward(
     sums = (types.dweight or types.dbias) > 0
     blocks = cuda_parts(shape, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
     shared = _shared_memory(types, team, shape.width, access, gpu)
-    while team.rows_per_block > 1 and not shared.sums:  # teams add in shared memory
+    while team.rows_per_block > 1 and not shared.sums:  # several teams need sums in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
         shared = _shared_memory(types, team, shape.width, access, gpu)
     resident = gpu.sm_count * team.blocks_per_sm // (shape.groups * team.cluster)
@@ -150,7 +150,7 @@ def _shared_memory(
 
 
 def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
-    """Return the most blocks of a group; each block sums its columns of a row of partial sums.
+    """Return the most blocks for a group of columns; each block has width / cluster columns.
 
     For a cluster of 1, this is also the most rows of partial sums.
     """
@@ -162,17 +162,18 @@ def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
 # --- on a CPU -------------------------------------------------------------------------------------
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
-_CPU_BLOCKS = 256  # the most runs of rows without sums; no result depends on it
+_CPU_BLOCKS = 256  # the most runs of rows if there are no sums; no result depends on it
 
-# In rows of more bytes, both passes of a backward prefetch; the second limit is for an x larger
-# than the last cache with over 2 bytes an element. 2 cores with 32 MiB of cache were measured.
+# In rows of more than _SHORT_ROW bytes, both passes of a backward prefetch. _SHORT_ROW_OF_MANY is
+# the limit if x is larger than the last cache (measured: 32 MiB) and an element has 4 or 8 bytes.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
-# In rows of more bytes, the next rows are not prefetched. The inner keys are bytes of an element;
-# True is two inputs, no gate. Two cores with a 480 MiB cache (384 KiB: 32 MiB) were measured.
+# In rows of more bytes, the next rows are not prefetched. True: the inputs are x and residual, or
+# those of a backward without a gate. The inner keys are bytes of an element. 384 KiB was
+# measured on two cores with 32 MiB of cache, the other limits on two cores with 480 MiB.
 _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
-_KEPT_BYTES = 128 << 10  # the bytes of a row that a thread keeps for its next pass
-_KEPT_ROWS = 2  # a backward takes so many rows of this size together (`rows_at_once`)
-_SHORT_KEPT_ROW = 2 << 10  # bytes of x; both passes of a forward that keeps longer rows prefetch
+_KEPT_BYTES = 128 << 10  # the most computed bytes of a row that a thread keeps for the next pass
+_KEPT_ROWS = 2  # how many rows of _KEPT_BYTES a backward keeps; `rows_at_once` takes so many
+_SHORT_KEPT_ROW = 2 << 10  # if a kept row of x has more bytes, both passes of a forward prefetch
 _QUICK = ("identity", "relu")  # activations that compute as fast as they load
 _CHUNK, _PART_CHUNKS = 16, 8  # packs of a chunk; chunks of a part of a row, as in host/reduce.cuh
 CPU_SHARED_ROWS = 15  # the most rows that cores share
@@ -184,15 +185,15 @@ class _CpuBuild(NamedTuple):
     """The part of a CPU's build that differs between the directions."""
 
     macros: Macros
-    written: list[DType | None]  # these bypass the caches if they are large
+    written: list[DType | None]  # the results that bypass the caches if they are large
     long_elements: float  # both passes prefetch if all rows together have so many elements
 
 
 def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     """Plan a kernel's launch on a CPU.
 
-    If threads share rows, each row is a block of a forward, and all rows are one block of a
-    backward, with one row of sums.
+    If threads share rows, each row is a block of a forward. In a backward, all rows of a group are
+    one block, with one row of sums.
     """
     is_forward = isinstance(types, ForwardTypes)
     if isinstance(types, ForwardTypes):
@@ -232,7 +233,7 @@ def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
         kept = _cpu_kept(types, shape, types.compute.itemsize, rows=1)
         is_long = kept and shape.width * types.x.itemsize > _SHORT_KEPT_ROW
         macros += kept + ((("LONG_IF_HELD", "true"),) if is_long else ())
-    return _CpuBuild(macros, [types.y], math.inf)  # the next pass reads the new residual again
+    return _CpuBuild(macros, [types.y], math.inf)  # without residual_out, which is read again
 
 
 def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuBuild:
@@ -265,8 +266,8 @@ def _sums_of(rows: int) -> int:
 def _row_parts(shape: RowShape, rows: int, blocks: int, *, begins_with_pack: bool) -> int:
     """Return the number of parts into which `Row` cuts each row; 0: threads share no rows.
 
-    Threads share a few long rows that have at least three parts, and at least as many parts as
-    there would be blocks. No part is empty, because a zero can change Kahan's sum.
+    Threads share a few long rows if each has at least three parts, and no fewer parts than the
+    `blocks` of a launch without sharing. No part is empty: its 0 could change Kahan's sum.
     """
     packs, cut = divmod(shape.width, CPU_PACK)
     chunks = begins_with_pack - -packs // _CHUNK + bool(cut)

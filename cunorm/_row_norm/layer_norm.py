@@ -30,7 +30,7 @@ def layer_norm(
 ) -> ArrayT:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    This is the formula without a gate, which multiplies x or y as in `normalize`::
+    The formula without a gate follows; `normalize` has the formula with a gate::
 
         q = x - mean(x)
         y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
@@ -89,7 +89,7 @@ def add_layer_norm(
     ::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
+        y = layer_norm(s, weight, bias)         with the gate of `layer_norm`, if there is a gate
 
     Sources: `layer_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
@@ -142,7 +142,7 @@ def layer_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
         q = s - mean(s)
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias

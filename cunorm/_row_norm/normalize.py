@@ -31,7 +31,7 @@ def normalize(
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
-    """Normalise each row of x to the length c, by default the square root of its width.
+    """Normalise each row of x to the length c, by default the square root of the row's width.
 
     A row is all axes from `axis` to the last or, with `groups`, a slice of the last axis. d is the
     number of elements of a row, mean() is over a row, and g is the activation of the gate::
@@ -53,26 +53,26 @@ def normalize(
         They have the row's shape, ``x.shape[axis:]`` (all groups side by side), and each has any of
         the four dtypes. All arrays of a call are on one device.
     c : float, optional
-        The length of a row before weight and bias, in y's unit; sqrt(d) is a mean square of 1.
+        The length of a row before weight and bias; the default sqrt(d) gives a mean square of 1.
     center : bool, optional
         Whether the mean of the row is subtracted first.
     eps : float, optional
         The number, at least 0, that is added inside the root, in the unit of p squared.
     axis : int, optional
-        The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``;
-        its ``dim=`` is one axis alone, which means the same as `axis` only for the last.
+        The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``.
+        Its ``dim=`` names a single axis, so it means the same as `axis` only for the last axis.
     groups : int, optional
         The number of equal slices of the last axis, each normalised separately; axis must be -1.
         Heads that share one weight need no groups: see the last example of `rms_norm`.
     weight_offset : float, optional
-        The number added to weight (required) before any rounding: 1.0 for Gemma's ``1 + weight``.
+        The number added to the weight before any rounding: 1.0 for Gemma's ``1 + weight``.
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
     gate, gate_activation, gate_position : array, str and str, optional
         The gate has x's shape and any of the four dtypes; it may be an expanded view. g is
         for example "silu" or "identity"; the error for an unknown name lists all. A "pre" gate
-        multiplies x, a "post" gate the normalised row. Without a gate, leave both out.
+        multiplies x, a "post" gate the normalised row. Without a gate, leave out the other two.
     dtype : dtype, optional
         The dtype of y, as a name or a dtype of any framework. By default it is x's; with
         round_before_weight and a weight, it is the dtype to which x's and weight's promote.
@@ -98,14 +98,14 @@ def normalize(
 
     Notes
     -----
-    Rounding: statistics, sums and products are float64 if x is float64, else float32; y is rounded
-    once, on the store. eps, weight_offset and the quotient c / sqrt(d) are rounded to this type
-    too, and become infinite or 0 beyond its range. The mean is corrected by the mean of the
-    differences from it, so a constant row gives exactly y = bias if eps > 0 and the sum is finite.
+    Rounding: statistics, sums and products are float64 if x is float64, else float32. eps,
+    weight_offset and the quotient c / sqrt(d) are rounded to this type, and become infinite or 0
+    beyond its range. y is rounded once, on the store. The mean is corrected by the mean of
+    p - mean, so a constant row gives exactly y = bias if eps > 0 and sum(p) is finite.
     No bit of a row's y depends on other rows or on strides.
 
     Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
-    zeros or NaN. This happens with elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on, and
+    zeros or NaN. This can happen with bfloat16 and float32 elements from 1.8e19 / sqrt(d) on, and
     with float16 only after a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on
     CUDA: with eps 0, a row in which all squares are so small can become infinite or NaN.
 
@@ -179,11 +179,11 @@ def add_normalize(
     gate, gate_activation, gate_position : optional
         As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate.
     residual_dtype : dtype, optional
-        The dtype of the new stream: residual's, if there is one; by default x's.
+        The dtype of the new stream. It must be residual's; without residual it is x's by default.
     out : AddNorm, optional
         For each result, an array to write instead of a new one, or None. y may be exactly an input
         other than an x that is returned as the new stream. The new stream may be exactly x or
-        residual (``out=AddNorm(residual=residual)`` updates it). They overlap no other input.
+        residual (``out=AddNorm(residual=residual)`` updates it). Neither overlaps another input.
 
     Returns
     -------
@@ -242,7 +242,7 @@ def normalize_forward(
 
     d is the number of elements of a row, and g is the activation of the gate::
 
-        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
         p = s * g(gate)     if there is a pre-gate, else s
         q = p - mean(p)     if center, else p
         rstd = 1 / sqrt(mean(q * q) + eps)
@@ -256,8 +256,9 @@ def normalize_forward(
     x, weight, bias : array
     c, center, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual, residual_dtype, out : optional
-        As for `add_normalize`. Without residual, x rounded to residual_dtype is the new stream.
-        The mean and rstd of `out` overlap no input.
+        As for `add_normalize`. Without residual, the new stream is x, rounded to `residual_dtype`
+        or to the dtype of the stream's array in `out`; if both are absent, there is no stream. The
+        mean and rstd of `out` overlap no input.
 
     Returns
     -------
@@ -347,7 +348,7 @@ def normalize_backward(
         The values that the forward got.
     round_before_weight : bool, optional
         The value that the forward got. For n and dweight, k * r is rounded to dx's dtype, which is
-        that of the forward's x. The gradient ignores this rounding.
+        that of the forward's x. The derivative of this rounding counts as 1.
     x_dtype : dtype, optional
         The dtype of dx, by default x's. If the forward added an x of bfloat16 to a float32 stream,
         give bfloat16: then one pass writes dx (bfloat16) and dresidual (float32).
@@ -370,9 +371,9 @@ def normalize_backward(
     Returns
     -------
     NormGrads
-        Its docstring describes the fields. ``dresidual`` is ``dx`` if their dtypes agree.
-        ``dweight`` and ``dbias`` have the dtype of their parameter. A field is None if its operand
-        is absent or its gradient is not wanted.
+        Its docstring describes the fields. ``dresidual`` is ``dx`` if their dtypes agree and
+        `out` does not have both. ``dweight`` and ``dbias`` have the dtype of their parameter. A
+        field is None if its operand is absent or its gradient is not wanted.
 
     Raises
     ------

@@ -60,7 +60,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
-    """Check that a forward computes the given results, and the dtypes of these and of residual."""
+    """Check that a forward computes all given results; check their dtypes and residual's."""
     function, residual, stream = spec.function, inputs["residual"], spec.residual_dtype
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
@@ -119,8 +119,8 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
     The names are those of the formulas of `cunorm.normalize_backward`. dbias needs dy and, if it is
-    a post-gate, the gate. Every other gradient needs r and the gate, pre or post. r needs the
-    inputs that are not in `is_read`: x, rstd and the mean.
+    a post-gate, the gate. Every other gradient needs dy, r and any gate. r needs the inputs that
+    are not in `is_read`: x, rstd and the mean.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None

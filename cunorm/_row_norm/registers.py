@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cunorm._core.dtypes import FLOAT16
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
-# Numbers of a multiprocessor. The registers of a warp are in one of its partitions.
+# Numbers of a GPU. The registers of a warp are all in one partition of its multiprocessor.
 WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MAX_REGISTERS = 32, 64 << 10, 4, 2048, 255
 _OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}  # registers for a forward's gate
 
@@ -20,16 +20,16 @@ class Limits(NamedTuple):
 
     block_threads: int  # the threads of a block that has several teams
     preferred_elements: int  # the float32 elements of a row that a thread should hold
-    most_elements: int  # the most such elements, for a row too long for more threads
+    most_elements: int  # the most such elements, if no more threads can share the row
 
 
 LIMITS = {ForwardTypes: Limits(128, 32, 64), BackwardTypes: Limits(256, 16, 48)}
 
 
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
-    """Return an estimate of the registers that a thread needs to hold so many elements of a row.
+    """Return an estimate of the registers that a thread needs to hold `elements` of a row.
 
-    `of_plan` is how many registers its plan adds if it computes in float32.
+    `of_plan` is what `of_several`, `of_uneven` or `of_streamed` returns, or 0.
     """
     if isinstance(types, ForwardTypes):
         return _of_forward(types, elements, pack, of_plan)
@@ -39,7 +39,7 @@ def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) ->
 def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> int:
     residual, words, held = types.residual, types.compute.itemsize // 4, types.held_itemsizes()
     registers = 16 + of_plan + _OF_ACTIVATION.get(types.formula.activation, 0)
-    registers += 8 * ((residual is not None) + types.formula.pre_gate)  # p is computed from these
+    registers += 8 * ((residual is not None) + types.formula.pre_gate)  # to compute p
     if residual is not None and types.formula.pre_gate:
         registers += 40
     if residual is not None and FLOAT16 in (types.x, residual, types.residual_out):
@@ -77,7 +77,7 @@ def of_several(types: RowTypes) -> int:
 
 
 def of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
-    """Return a forward's registers for guards of the last packs and the last sums of a block."""
+    """Return how many registers guards take in a centered forward whose rows leave lanes idle."""
     is_even = width % (threads * pack) == 0 and threads & (threads - 1) == 0
     if is_even or not types.formula.center or isinstance(types, BackwardTypes):
         return 0

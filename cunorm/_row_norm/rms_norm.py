@@ -29,7 +29,7 @@ def rms_norm(
 ) -> ArrayT:
     """Divide each row of x by its root mean square.
 
-    This is the formula without a gate, which multiplies x or y as in `normalize`::
+    The formula without a gate follows; `normalize` has the formula with a gate::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
@@ -106,7 +106,7 @@ def add_rms_norm(
     ::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = rms_norm(s, weight)                 gated, if there is a gate, as there
+        y = rms_norm(s, weight)                 with the gate of `rms_norm`, if there is a gate
 
     Sources: `rms_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
@@ -156,7 +156,7 @@ def rms_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 

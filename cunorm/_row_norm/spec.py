@@ -19,7 +19,7 @@ from cunorm.results import NormForward, NormGrads
 # mypy does not know that these are the literals of `Need`.
 NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
-# Options of `rms_norm`, with which published models use it.
+# The options with which published models use `rms_norm`.
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
     "Llama": {"round_before_weight": True},
@@ -158,8 +158,8 @@ class RowOptions(NamedTuple):
 Options = tuple[int, int, float, bool, str, str]
 Scalars = tuple[Any, ...]  # the result of `forward_scalars` or `backward_scalars`
 
-UNIT_LENGTH = typed_key(1.0)
-_UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # for both directions of l2_norm
+UNIT_LENGTH = typed_key(1.0)  # c of both directions of l2_norm
+_UNIT = (*RowOptions(-1, 1)[2:], False, UNIT_LENGTH)  # from weight_offset to c
 
 
 def forward_scalars(
@@ -175,7 +175,7 @@ def forward_scalars(
     streams: bool = False,
 ) -> Scalars:
     """Return a forward's scalars as the caller gives them, except c, which is a `typed_key`."""
-    # One display of names, on few lines: "(function, *options, ...)" takes half as long again.
+    # A tuple of names is faster: "(function, *options, ...)" takes half as long again.
     axis, groups, offset, rounded, gate, position = options
     return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
             residual_dtype, saves, streams, False)  # fmt: skip

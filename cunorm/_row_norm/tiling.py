@@ -2,7 +2,7 @@
 """The teams of a GPU: how its threads share the rows of a row norm. A CPU's team is one thread.
 
 A team determines the order in which a row is summed. So it depends only on the width, the operands'
-dtypes and the GPU's features.
+dtypes, the `Formula` and the GPU's features, but not on the number of rows.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Team(NamedTuple):
     """The way in which threads share rows: the constants of `struct Team` in reduce.cuh."""
 
     threads: int  # the threads of a block
-    threads_per_row: int  # a number above `threads` is that of a cluster of blocks
+    threads_per_row: int  # more than `threads` if a cluster of blocks shares a row
     pack: int
     packs: int  # the packs that a thread holds at a time
     blocks_per_sm: int = 1  # the blocks for which registers leave room
@@ -83,7 +83,7 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     largest = features.largest_cluster if features.clusters else 1
     is_wide = min(types.held_itemsizes()) >= 4
     most = limits.most_elements * (3 if is_wide else 4) // 4
-    # A backward copies its next row while it waits; a forward has a second block for this time.
+    # While a forward's block waits, a second block computes. A backward's block copies rows ahead.
     least = 2 if isinstance(types, ForwardTypes) else 1
     return (
         _of_block(types, width, pack, few, least)
@@ -98,8 +98,8 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
     """Return how a block, or some of its lanes, hold a row, or None if the row is too long.
 
-    At least `least` blocks have room on a multiprocessor. A team within a warp holds half as many
-    elements, so that more lanes are busy.
+    A thread holds at most `most` elements, or half as many in a team within a warp, so that more
+    lanes are busy. At least `least` blocks have room on a multiprocessor.
     """
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
@@ -117,9 +117,9 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
 def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int) -> Team | None:
     """Return how a cluster holds a row, if `least` of its blocks have room on a multiprocessor.
 
-    If two have room, the cluster is as small as possible, else as large as possible. A block has no
+    The cluster is as small as possible, or as large as possible if `least` is 1. A block has no
     more warps than the row fills. If a GPU has no room for the cluster but enough registers, half
-    as many blocks with twice the threads add in the order of the cluster's warps.
+    as many blocks with twice the threads add up the row in the same order.
     """
     if largest == 1:
         return None

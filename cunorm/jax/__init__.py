@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms as functions of JAX: differentiable, under jit, vmap, scan, checkpoint and shard_map.
+"""The norms as differentiable JAX functions, also under jit, vmap, scan, checkpoint, shard_map.
 
 The functions run the kernels through ``jax.ffi``: XLA allocates the arrays and orders the calls.
 Each function computes and rounds y as its namesake in `cunorm` does. All functions have in common:
@@ -8,9 +8,9 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
   or not, NumPy's, or objects with ``__jax_array__``; all other arguments are static. Results are
   JAX arrays.
 - For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
-  and, if they centre rows, mean. rstd and mean have a number for each row, or for each group of
+  and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. A gradient is rounded once, to the dtype of its operand.
-- Wrong input raises the plain function's error when JAX traces the call. If ``jax_enable_x64`` is
+- Wrong input raises the namesake's error when JAX traces the call. If ``jax_enable_x64`` is
   off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A second
   derivative is a NotImplementedError. Forward mode is JAX's TypeError (in `jax.linearize`, when its
   result is called). A foreign function interface of an unknown version is an ImportError. An error

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-XLA makes calls on JAX arrays alone: it allocates the outputs, and orders the calls. In other calls
-JAX arrays go through DLPack, because JAX computes in the background and its arrays are immutable.
-The capsule of an input waits for the input's values, or lets cunorm's stream wait for them; a bare
-pointer could show old data. JAX gets an output after cunorm has filled it.
+If all arrays of a call are JAX's, XLA makes the call: it allocates the outputs and orders calls.
+In other calls, inputs go through DLPack: making a capsule waits for the input's values, or makes
+cunorm's stream wait for them. A bare pointer could show old data, because JAX computes in the
+background. An output becomes a JAX array, which is immutable, after cunorm has filled it.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,8 @@ class JaxAdapter(DLPackAdapter):
     def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Let XLA make a call on JAX arrays of one device.
 
-        Return None if the call has memory for outputs, if `view` refuses or copies an array, or if
-        a required array is absent.
+        Return None if outputs are given, if a required array is absent, if arrays are deleted, of
+        several types or of several shardings, or if this JAX cannot call the kernels (`refusal`).
         """
         kind = type(arrays[0])
         key_parts: list[object] = []
@@ -68,7 +68,7 @@ class JaxAdapter(DLPackAdapter):
         return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Array) -> ArrayView:
-        """Return the view of an array on one device, after its values are there or ordered."""
+        """Return the view of an array on one device; the host or CUDA's stream waits for values."""
         dtype_of(function, argument, array.dtype)
         if array.is_deleted():
             raise ValueError(
@@ -113,7 +113,7 @@ class JaxAdapter(DLPackAdapter):
 
 
 class _Exporter:
-    """An exporter of the capsule of a NumPy or CuPy buffer, whose C code frees the buffer.
+    """Gives JAX the capsule of a NumPy or CuPy buffer; the C code of that library frees the buffer.
 
     A deleter in Python would need the GIL in threads of XLA, perhaps after Python has ended.
     """
@@ -138,8 +138,8 @@ class _Exporter:
 def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     """Return a function that makes a call on its inputs, or None if XLA cannot make the call.
 
-    A part of the key is an array's shape, dtype and sharding, or None. Wrong input, or a missing
-    compiler, raises an error here, before JAX traces anything.
+    Each of `key_parts` is an array's shape, dtype and sharding, or None. Wrong input, and CUDA
+    without CuPy, raise errors here, before JAX traces anything.
     """
     inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
     sharding = key_parts[0][2]
@@ -159,7 +159,7 @@ def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     pick, compiled = call.output_picker(), jax.jit(partial(_ffi.run_new_outputs, call))
 
     def run(arrays: OptionalArrays) -> list[Array | None]:
-        with jax.ensure_compile_time_eval():  # works inside a jit, which does not trace the call
+        with jax.ensure_compile_time_eval():  # a surrounding jit does not trace the call
             return [*pick((None, *arrays, *compiled(arrays)))]
 
     return run

@@ -52,7 +52,7 @@ class Call(NamedTuple):
         return bool(self.plan.is_empty) or (x is not None and 0 in x.shape)
 
     def output_picker(self) -> Picker:
-        """Return a picker of all outputs from None, all inputs and the allocated outputs."""
+        """Return a picker of all outputs from (None, *inputs, *outputs of `plan`)."""
         op, plan, shared = self.op, self.plan, dict(self.plan.shared)
         sources = (*range(op.first_output), *(slot for slot, _ in plan.outputs))
         slots = range(op.first_output, op.array_count - 1)
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
 @memoize()
 def replace_interned(spec: Any, **fields: object) -> Any:
-    """Return an OpSpec with new values of some fields, one object for all equal calls."""
+    """Return an OpSpec with new values of some fields; equal arguments give the same object."""
     return replace(spec, **fields)
 
 

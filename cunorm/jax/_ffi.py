@@ -29,7 +29,7 @@ NEEDS_X64 = (
 
 
 def run(op: OpDef[SpecT], spec: SpecT, arrays: OptionalArrays) -> dict[str, Array | None]:
-    """Return the outputs of a call by name, None for absent outputs. It has no derivatives."""
+    """Return the outputs of a call by name, None for absent outputs. They have no derivatives."""
     call = Call.on(op, spec, arrays)
     outputs = call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
     return dict(zip(op.outputs, outputs, strict=True))
@@ -53,8 +53,8 @@ def check_x64(call: Call) -> None:
 def _kernel(call: Call) -> Callable[..., Arrays]:
     """Return a call as a function of its present arrays, compiled once and with a vmap rule.
 
-    The refusal of derivatives is inside the function, because JAX drops a rule of the function
-    itself when it splits the derivative of a loop.
+    `_underivable` inside the function refuses derivatives. JAX would drop a derivative rule of the
+    function itself when it splits the derivative of a loop.
     """
 
     @custom_vmap
@@ -95,7 +95,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
         return jax.lax.map(
             lambda own: _kernel(call)(*(dict(enumerate(arrays)) | own).values()), own
         )
-    has_samples = not isinstance(spec, RowNormSpec)  # the first axis takes those of all examples
+    has_samples = not isinstance(spec, RowNormSpec)  # then axis 0 gets all examples' samples
     inputs: dict[str, Array] = {}
     for name, array in zip(names, arrays, strict=True):
         if name not in parameters:
@@ -104,7 +104,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
             if has_samples:
                 array = array.reshape(-1, *array.shape[2:])
         inputs[name] = array
-    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis stays the same
+    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis needs no change
         spec = replace_interned(spec, axis=spec.axis + 1 - inputs["x"].ndim)
     batched_call = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
     pairs = zip(_kernel(batched_call)(*inputs.values()), outputs, strict=True)
@@ -137,10 +137,10 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
 
 
 def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
-    """Return whole arrays, which all vary over every axis of a `shard_map` over which any varies.
+    """Return the arrays unsharded; all vary over each axis of a `shard_map` that one varies over.
 
-    The transpose sums gradients. For an array that is spread over an explicit mesh, the transpose
-    also brings the gradient back to where the array lies.
+    In reverse mode, JAX's transpose of this sums an array's gradient over the axes added to it, and
+    shards the gradient of an array that was sharded over an explicit mesh.
     """
     axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
     return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
@@ -163,7 +163,7 @@ def _varying(array: Array) -> frozenset[object]:
 
 
 def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct:
-    """Return the shape and dtype of a result, which is whole and varies in the way of `like`."""
+    """Return the shape and dtype of a result, unsharded; it varies over the axes of `like`."""
     found = jax.typeof(like)
     if found.sharding.mesh.empty:
         return ShapeDtypeStruct(shape, dtype)
@@ -197,9 +197,9 @@ def register() -> None:
 
 
 def _finish() -> None:
-    """Wait for the work that XLA still has; after Python's end, it would wait for the GIL forever.
+    """Wait for all work of XLA, which after Python's end would wait for the GIL forever.
 
-    A device first finishes all earlier computations, including those whose results nobody holds.
+    Each device gets one more computation, which it runs after all others, also those not awaited.
     """
     if called:
         after = jax.jit(lambda x: x + 1)

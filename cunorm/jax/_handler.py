@@ -18,7 +18,7 @@ from cunorm.jax._call import Call, picker
 
 _known_apis: set[int] = set()  # the addresses of apis with a known version
 Run = Callable[[xla.Frame], None]
-called: set[Run] = set()  # the functions that XLA has called; XLA calls a function when it compiles
+called: set[Run] = set()  # the functions that XLA has called, in any stage
 
 
 def handler(run: Run) -> object:
@@ -34,7 +34,7 @@ def handler(run: Run) -> object:
             if api not in _known_apis:
                 xla.check(frame)
                 _known_apis.add(api)
-            if stage == xla.EXECUTE:  # other stages have no values
+            if stage == xla.EXECUTE:  # only this stage has values in the arrays
                 run(frame)
         except BaseException as error:  # C cannot handle exceptions
             return xla.error(frame, f"cunorm: {type(error).__name__}: {error}")

@@ -77,8 +77,8 @@ def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:
 def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
     """Return the forward as a function that JAX compiles for each set of shapes and dtypes.
 
-    The function is for arrays that nobody differentiates. Several calls share it, so it has no
-    `custom_vjp`, whose notes of a trace must not be shared by several derivatives.
+    The function is for arrays that nobody differentiates. It has no `custom_vjp`, because several
+    calls share it, and derivatives must not share what a `custom_vjp` notes of a trace.
     """
 
     def function(arrays: Inputs) -> Results:
@@ -108,8 +108,8 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
 
 
 # The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and an
-# empty array of x's dtype. Its shape has a 0, then for each operand a 1 if its gradient is wanted,
-# else a 0. So derivatives of a traced call differ in shapes, but not in their pytree structure.
+# empty array of x's dtype. The empty array's shape is 0, then for each operand 1 if its gradient is
+# wanted, else 0: whichever gradients are wanted, the pytree structure is the same.
 _Saved = tuple[dict[str, Array | None], Array | HostArray]
 
 

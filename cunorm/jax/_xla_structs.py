@@ -13,8 +13,8 @@ from typing import Any
 
 KNOWN = (0, 3)  # the major and the minor version
 EXECUTE = 3  # the stage of a frame in which kernels run
-_METADATA = 1  # the type of an extension
-_INTERNAL = 13  # the code of an error
+_METADATA = 1  # the type of the extension that asks for metadata
+_INTERNAL = 13  # the code of internal errors
 
 
 def _struct(**fields: Any) -> Any:
@@ -57,7 +57,7 @@ Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, r
 
 
 def library_version(include: str) -> tuple[int, int]:
-    """Return the version of the header in jaxlib's folder `include`, (-1, -1) if it has none."""
+    """Return the version in the header in jaxlib's folder `include`, (-1, -1) without a header."""
     header = Path(include, "xla", "ffi", "api", "c_api.h")
     text = header.read_text() if header.is_file() else ""
     found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", text, re.M))
@@ -81,7 +81,7 @@ WORD = ctypes.sizeof(ctypes.c_size_t)
 _words = (ctypes.c_size_t * (sys.maxsize // WORD)).from_address(0)
 _chars = (ctypes.c_char * sys.maxsize).from_address(0)
 
-Frame = int  # the index of the first word of the frame
+Frame = int  # the index in `_words` of the first word of a frame
 
 _EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
     getattr(_Frame, name).offset // WORD
@@ -133,7 +133,7 @@ def attribute(frame: Frame) -> bytes:
     """Return the only attribute, which is the text of a call."""
     span = _words[_words[frame + _ATTRIBUTE_VALUES] // WORD] // WORD
     start, length = _words[span : span + 2]
-    return _chars[start : start + length]  # type: ignore[return-value]  # so c_char slices
+    return _chars[start : start + length]  # type: ignore[return-value]  # a slice is bytes
 
 
 def stream_of(frame: Frame) -> int:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The operators in float64 NumPy, formula by formula: the oracle for the kernels.
 
-The oracle shares no code with the kernels, and also serves arrays on a CPU without a C++ compiler.
-Each function takes the arguments of the public function of its name except `dtype`, `out`,
-`workspace` and `accumulate`, unchecked: NumPy arrays of float16, bfloat16 (`ml_dtypes`), float32 or
-float64, of any strides and any number of rows or samples. No input is modified, and no result is a
-view of an input.
+The oracle shares no code with the kernels. It also computes results where there is no C++ compiler.
+Each norm here takes the arguments of the public function of the same name, without `dtype`, `out`,
+`workspace` and `accumulate`, and does not check them. Arrays are NumPy arrays of float16, bfloat16
+(`ml_dtypes`), float32 or float64, of any strides and any number of rows or samples. No input is
+modified, and no result is a view of an input.
 
-Everything is computed and returned in float64, with two exceptions. The new residual stream
-``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` without a residual,
-and the norm reads the rounded values; the sum is computed in float64 if x or residual is float64,
-else in float32. The normalised rows can be rounded to x's dtype before the product with weight.
+Everything is computed and returned in float64, with two exceptions. First, the new residual stream
+``s = x + residual`` is rounded to the residual's dtype (x alone: to `residual_dtype`), and the norm
+reads the rounded values; the sum is computed in float64 if x or residual is float64, else in
+float32. Second, `round_before_weight` rounds the normalised rows to x's dtype.
 `cunorm.reference.tolerance` has the largest errors of float32 kernels.
 """
 

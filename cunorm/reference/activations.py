@@ -67,8 +67,8 @@ def _twice_u_slope(z: Float64) -> Float64:
     return _TWICE_U * (1.0 + 3.0 * _CUBIC * z * z)
 
 
-# For each activation with an exponential of some a(z): the summand T of its derivative that has the
-# exponential, and z * a'(z).
+# For each activation with an exponential of a function a(z): a pair of T and z * a'(z). For sigmoid
+# and tanh, T is the derivative. For z * factor(z), T is z * factor'(z), a part of the derivative.
 TAILS: dict[str, tuple[Elementwise, Elementwise]] = {
     "sigmoid": (_sigmoid_slope, np.positive),
     "silu": (lambda z: z * _sigmoid_slope(z), np.positive),
@@ -83,11 +83,11 @@ TAILS["swish"] = TAILS["silu"]
 
 
 def _product(name: str, factor: Elementwise) -> Activation:
-    """Return the activation z * factor(z); the summand T of its derivative is z * factor'(z)."""
+    """Return the activation z * factor(z)."""
     tail, _ = TAILS[name]
 
     def slope(z: Float64) -> Float64:
-        z = np.clip(z, -1000.0, 1000.0)  # exponentials are 0 there, and products stay finite
+        z = np.clip(z, -1000.0, 1000.0)  # beyond, exponentials are 0; products stay finite
         return factor(z) + tail(z)
 
     return Activation(lambda z: z * factor(z), slope)

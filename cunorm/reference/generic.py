@@ -115,8 +115,8 @@ def normalize_backward(
 
     x is the array that was normalised: the forward's residual if there is one; x_dtype is then the
     dtype of the forward's x. round_before_weight rounds k * r to x_dtype, by default x's dtype:
-    dweight and n use the rounded value, and dr ignores the rounding. The mean may be rounded,
-    because x gives the correction. An absent operand in `needs` gives None.
+    dweight and n use the rounded value, and dr ignores the rounding. A rounded mean is
+    corrected by the mean of p - mean. An absent operand in `needs` gives None.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -163,7 +163,7 @@ def normalize_backward(
 def _gate_factors(
     gate: Array | None, activation: str, position: str, axis: int, groups: int
 ) -> tuple[Float64 | float, Float64 | float]:
-    """Return the factors of rows before the norm and after it."""
+    """Return the gate's factor of rows before the norm, and its factor after it; 1 is no factor."""
     if gate is None:
         return 1.0, 1.0
     g = ACTIVATIONS[activation].value(rows.as_rows(gate, axis, groups))

@@ -3,7 +3,7 @@
 
 `cunorm.group_norm_forward` and `cunorm.group_norm_backward` have the formulas, their source and the
 names. x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R positions. The sums of
-the backward are taken about the mean, so that a mean far from 0 loses no digits.
+the backward have x - mean in place of x, so that a mean far from 0 loses no digits.
 """
 
 from __future__ import annotations  # help() has the names of the aliases
@@ -68,7 +68,7 @@ def group_norm_backward(
 ) -> GroupNormGrads[Array]:
     """Differentiate `group_norm_forward`, exactly for any eps, because rstd contains eps.
 
-    The mean may be rounded, as x gives the correction. An absent operand in `needs` gives None.
+    A rounded mean is corrected by the mean of x - mean. An absent operand in `needs` gives None.
 
     >>> import numpy as np
     >>> from cunorm import reference

@@ -149,7 +149,7 @@ def add_normalize(
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> AddNorm[Array]:
-    """Return y and the new stream of `normalize_forward`; the stream is x without a residual."""
+    """Return y and the new stream of `normalize_forward`; without a residual the stream is x."""
     inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
     result = normalize_forward(
         *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The steps of the row norms: rounding, the residual stream, views as rows, sums."""
+"""The steps of the row norms: rounding, the residual stream, copies as rows, sums."""
 
 from __future__ import annotations  # help() has the names of the aliases
 
@@ -19,7 +19,7 @@ def round_to(values: Array, dtype: DTypeLike) -> Array:
     """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
 
     `astype` does so, except that `ml_dtypes` rounds float64 to float32 and then to bfloat16. Here
-    the first of these steps rounds to odd, so that the second one rounds as if it were alone.
+    the first of these steps rounds to odd, so that the second one rounds `values` correctly.
     """
     dtype = np.dtype(dtype)
     if dtype.name != "bfloat16" or values.dtype != np.float64:
@@ -58,21 +58,21 @@ def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of p - mean; return the new mean, and p minus that."""
+    """Correct a rounded mean by the mean of p - mean; return the new mean, and p - new mean."""
     t = p - mean
     correction = t.mean(axis=-1, keepdims=True)
     return mean + correction, t - correction
 
 
 def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
-    """Sum over the rows, transposed, because NumPy sums pairwise along a contiguous axis only."""
+    """Sum over the rows as a contiguous axis, because NumPy sums no other axis pairwise."""
     columns = np.ascontiguousarray(np.moveaxis(terms, 0, -1))
     return np.asarray(columns.sum(axis=-1)).reshape(shape)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def store(arrays: Mapping[str, Array | None], results: Any, added: Collection[str] = ()) -> None:
-    """Write results into the arrays of their names, rounded once, or add those in `added`."""
+    """Write each result, rounded once, to the array of its name; add those in `added`."""
     for name, array in arrays.items():
         if array is not None:
             exact = getattr(results, name)

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: MIT
 """The largest error of a norm that is computed in float32 and rounded once, on the store.
 
-The bounds hold for finite operands of at most 32 bits whose squares do not overflow. The names are
-those of `normalize_backward`, with u = 2**-24; a row of a group norm is a group of a sample. Rows
-of more than 16384 elements have twice these ulps:
+The bounds hold for finite operands of at most 32 bits whose squares do not overflow. The docstring
+of `cunorm.normalize_backward` defines n, r, k, dn, dr and dp; a group norm's rows are the groups of
+its samples. u is 2**-24; many is 2 for rows of more than 16384 elements, else 1. The errors are:
 
-- n is within 4 ulp of the largest term of its row, rstd is within 8 u of itself, and the mean is
-  within one ulp of itself and 4 u of the deviation.
-- dx is within 8 ulp of the largest term of its row: rstd * dr, rstd * r * mean(r * dr),
-  rstd * mean(dr) or d_residual. The terms may cancel, so dx itself is no measure.
-- dweight and dbias are within 8 u of the sum of their summands' magnitudes. With center, the
-  rounding of the mean's correction moves r by a quarter of 8 u.
+- n: 4 * many ulp of the row's largest n or k * r * weight. rstd: 8 * many * u * rstd. mean: one ulp
+  of the mean, plus 4 * many * u / rstd.
+- dx: 8 * many ulp of the row's largest rstd * dr, rstd * r * mean(r * dr), rstd * mean(dr) or
+  d_residual. (These terms may cancel. With a pre-gate, dp has this error, without d_residual.)
+- dweight and dbias: 8 * u times the sum of their summands' magnitudes. With center, each summand of
+  dweight adds 2 * u * abs(k * dn), because r has a rounded correction of the mean.
 
-Other errors are propagated to first order, each at its largest:
+The errors of earlier steps are added to first order; only `_apply` and `_rounded` compute a result
+anew for arguments that are off by their error. Further errors are:
 
-- An activation is within 4 ulp, its derivative within 8 u of its summands; products with them add
-  3 u. The rounding of an exponential's argument moves the summand with the exponential.
-- A group norm's backward uses the derivative before the rounding of the mean is corrected.
-- k * r may be rounded to the other side of a tie before the product with weight.
+- An activation with an exponential: 4 ulp. Its derivative: 8 * u times the sum of its summands'
+  magnitudes. Each also has 3 * u of its magnitude, for the product that it is a factor of, and an
+  error that `_apply` adds for the argument of the exponential.
+- The backward of a group norm takes the activation's derivative at an n with the rounded mean.
 - Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero, so every
   input, sum and product may be off by `LOST`.
 """
@@ -37,12 +38,12 @@ from cunorm.reference.rows import Array, round_to
 U = 2.0**-24
 LOST = 2.0**-126
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
-_ROW = (1, 3, 4)  # the axes of `Tolerance`'s shape that a row has
+_ROW = (1, 3, 4)  # the axes of `Tolerance.shape` that make up a row
 
 
 @dataclass(frozen=True)
 class Number:
-    """Exact values, and the largest error of each; by default the error of an input."""
+    """Exact values, and the largest error of each; `LOST` is the error of an input."""
 
     value: Any
     error: Any = LOST
@@ -75,14 +76,14 @@ class Tolerance:
     ) -> None:
         """Take operands and options of a call, and the exact results of its forward for training.
 
-        The options are those that forward and backward have in common; c and eps are those of
-        `normalize`.
+        The options are those that forward and backward have in common. For `l2_norm`, c and eps are
+        those of the `normalize` that equals it.
         """
         x = exact.residual if "residual" in operands else operands["x"]
         axis = options.get("channel_axis", -1)
         groups = options.get("groups", options.get("num_groups", 1))
-        # Samples, positions before the channels, groups, channels of a group, positions after
-        # them. A row norm has a sample for each row.
+        # The axes: samples, positions (channels last), groups, channels of a group, positions
+        # (channels first). In a row norm each row is a sample.
         before, after = (1, -1) if axis == 1 else (-1, 1)
         self.shape = (len(x), before, groups, x.shape[axis] // groups, after)
         self.center, self.activation = exact.mean is not None, options.get("activation")
@@ -171,7 +172,7 @@ class Tolerance:
 def bound(exact: Array, error: Array, dtype: str) -> Array:
     """Return the error bound of a result, with half an ulp if storing the result rounds it.
 
-    A float32 result needs none; neither does a new residual stream, as the oracle rounds it, too.
+    A float32 result is stored as computed; a new residual stream is rounded by the oracle, too.
     """
     error = error.reshape(exact.shape) + LOST
     is_rounded = exact.dtype == np.float64 and dtype != "float32"
@@ -179,10 +180,10 @@ def bound(exact: Array, error: Array, dtype: str) -> Array:
 
 
 def worst_error(result: Any, exact: Any, errors: Mapping[str, Array]) -> float:
-    """Return the largest error of a result, y or a named tuple, in units of its bound.
+    """Return the largest error of a result in units of its bound.
 
-    Its arrays are NumPy's or CuPy's. An exact value beyond the largest of its dtype is expected to
-    be stored as an infinity.
+    `result` is y, or a named tuple of results, in NumPy or CuPy arrays. An exact value beyond the
+    largest of the array's dtype is expected to be stored as an infinity.
     """
     worst, arrays = 0.0, {"y": result} if hasattr(result, "dtype") else result._asdict()
     for name, actual in arrays.items():
@@ -212,8 +213,8 @@ def ulp(values: Array, dtype: str = "float32") -> Array:
 def _apply(activation: str, order: int, z: Number) -> Number:
     """Return g(z), or g'(z) for order 1.
 
-    The rounding of an exponential's argument moves g by up to 2 u of z * T, and g' by up to 2 u of
-    the argument's change, z * a'(z), times T. `TAILS` defines T and a.
+    For a g with an exponential of a(z), `TAILS` has T and z * a'(z). The rounding of a(z) moves g
+    by at most 2 * u * abs(z * T), and g' by at most 2 * u * abs(z * a'(z) * T).
     """
     function = ACTIVATIONS[activation][order]
     value, z_value = function(z.value), np.clip(z.value, -1000.0, 1000.0)

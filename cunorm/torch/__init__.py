@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """cunorm for PyTorch: the norms as differentiable functions and as modules.
 
-A function takes the arguments of its namesake in `cunorm`, except `out` and `workspace`, and
-tensors on the CPU, on CUDA or on meta. It has the formula, the roundings and the errors of its
-namesake; an operand that is no tensor is a TypeError. y is contiguous; the y of a group norm has
-x's memory layout.
+A function takes the arguments of its namesake in `cunorm`, except `out` and `workspace`. Operands
+are tensors on the CPU, on CUDA or on meta; other objects are a TypeError. A function has the
+formula, the roundings and the errors of its namesake. The y of a row norm is contiguous; the y of a
+group norm has x's memory layout.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
-backward they keep x (or the new stream, if there is a residual), gate, weight, bias, rstd and, if
-they centre rows, mean. A second derivative uses torch's own operations. The modules round as the
+backward, a function keeps x (or the new stream, if there is a residual), gate, weight, bias, rstd
+and, if it subtracts a mean, mean. A second derivative uses torch's own operations. Modules round as
 functions do. A wrong argument of a module is an error when the module is made (a wrong device is
-torch's error), a wrong x when it is called.
+torch's error); a wrong x is an error when the module is called.
 """
 
 from cunorm.results import AddNorm

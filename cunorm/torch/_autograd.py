@@ -33,7 +33,7 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_ena
 
 class DispatchMode(Enum):
     PLAIN = auto()  # calls `cunorm._dispatch`; no gradient is recorded
-    AUTOGRAD = auto()  # calls an `autograd.Function`, which costs a sixth of an operator
+    AUTOGRAD = auto()  # calls an `autograd.Function`, which takes a sixth of OPERATOR's time
     OPERATOR = auto()  # calls an operator of torch's dispatcher, for tensor subclasses and modes
     TRANSFORMED = auto()  # calls an operator in a Function that torch.func can transform
 
@@ -41,7 +41,7 @@ class DispatchMode(Enum):
 def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
     """Make a forward's call and return y and, for a row norm, the new residual stream.
 
-    The stream is x or None if it is x itself. In some modes, statistics are returned after it.
+    If the new stream is x itself, x or None stands for it. In some modes, statistics follow.
     """
     mode = dispatch_mode(scalars[0], pair.forward.inputs, arrays)
     try:
@@ -77,13 +77,13 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         _check_tensors(function, names, arrays)
     if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
-    # The Function refuses tangents, and tensors may have tangents at a dual level.
+    # At a dual level, tensors may have tangents: the Function raises an error for them.
     is_recorded = has_dual_level() or (requires_grad and _is_grad_enabled())
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
 def _transformed_mode(function: str) -> DispatchMode:
-    """Return the mode in torch.func's transforms: a Function supports all except functionalize."""
+    """Return TRANSFORMED, or OPERATOR where torch.jit.trace or functionalize must see the call."""
     kinds = transforms()
     if not is_tracing() and "Functionalize" not in kinds:
         return DispatchMode.TRANSFORMED
@@ -97,10 +97,10 @@ def _transformed_mode(function: str) -> DispatchMode:
 
 
 def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
-    """Check that every operand is a tensor with a shape; all operands except x may be None."""
+    """Check that every operand is a dense tensor; all operands except x may be None."""
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, torch.Tensor):
-            if is_batch(array):  # its vmap is over
+            if is_batch(array):  # from a vmap that has ended
                 view(function, name, array)  # raises an error
             if not is_dense(array):
                 is_shapeless = isinstance(array, Shapeless)
@@ -114,9 +114,10 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
 
 
 def specialized(scalar: object) -> object:
-    """Return a scalar; if a tracer gives a symbol, or torch.jit a tensor, return its number."""
+    """Return a scalar; for a tracer's symbol or torch.jit's tensor, return its number."""
     if torch.compiler.is_dynamo_compiling():
-        return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
+        # Dynamo puts the number of a symbol, not the symbol, into a set.
+        return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar
     convert = _NUMBERS.get(type(scalar))
     if convert is not None:
         return convert(scalar)
@@ -156,8 +157,8 @@ _apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
 def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
-    """Run a backward in the way that `call` runs a forward, by an operator if torch must see it."""
-    dy, second = arrays[:2]  # in row norms, the second is the stream's gradient
+    """Run a backward by the kernels or, if torch must see the call, by an operator."""
+    dy, second = arrays[:2]  # in row norms, `second` is the stream's gradient
     assert dy is not None
     if not (
         _is_compiling()  # compiled autograd is at work

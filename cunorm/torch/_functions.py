@@ -90,7 +90,7 @@ def l2_norm(
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
     ``torch.nn.functional.normalize`` instead divides by max(sqrt(sum(x * x)), eps). Its ``dim`` is
-    one axis alone.
+    the only axis of a row; `axis` is the first of a row's axes.
 
     >>> import torch, cunorm.torch
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
@@ -276,8 +276,7 @@ def instance_norm(
 ) -> Tensor:
     """Apply `group_norm` with each channel as a separate group.
 
-    An x of one position, or of shape (N, C), gives the activation of bias; PyTorch raises an error
-    for it.
+    If x has one position or the shape (N, C), y is ``activation(bias)``; PyTorch raises an error.
 
     >>> import torch, cunorm.torch
     >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 3.0], [10.0, 70.0]]]))

@@ -57,7 +57,7 @@ class Operator:
         return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
-        """Return outputs with the promised strides; absent outputs, x and a second dx are None."""
+        """Return outputs, with None for one that is absent, is x, or is the first output again."""
         arrays = [*map(unwrapped, arrays)]
         x: Any = arrays[self.op.x]
         first, *others = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))
@@ -111,7 +111,7 @@ class Operator:
             own and isinstance(dim, int) for dim, own in zip(dims, parameters, strict=True)
         )
         spec, ndim = _from_text(op.spec_type, text), arrays[op.x].ndim - (dims[op.x] is not None)
-        axis = spec.axis if pair.is_rows else 1  # a group norm has at least two axes
+        axis = spec.axis if pair.is_rows else 1  # a group norm needs axis 1
         is_wrong = not -ndim <= axis < ndim  # `_items` raises the error
         if is_wrong or have_own or any(name in spec.needs for name in op.summed):
             return self._items(batch, dims, arrays, text)
@@ -137,7 +137,7 @@ class Operator:
         return tuple(map(parted, outputs)), (0,) * len(outputs)
 
     def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
-        """Call the operator for each item of a batch; for an empty batch, call it for zeros."""
+        """Call the operator for each item of a batch; for an empty batch, call it once on zeros."""
 
         def item(array: Any, dim: int | None, index: int) -> Operand:
             if not isinstance(dim, int):
@@ -163,7 +163,7 @@ def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
 
 @memoize()
 def _merged_text(spec_type: type, text: str) -> str:
-    """Return the spec of a call whose rows have one more leading axis, or that has more samples."""
+    """Return the spec of a merged call as text; in row norms, the batch is a new first axis."""
     spec = _from_text(spec_type, text)
     axis = getattr(spec, "axis", -1)
     return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
@@ -207,7 +207,7 @@ class Operators:
         return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
 
     def _eager_gradients(self, ctx: Context, *gradients: Operand) -> Tensors:
-        """Return gradients; use the formula if autograd, not torch.func, may differentiate them."""
+        """Return gradients, by `OpPair.formula` if autograd records them outside torch.func."""
         is_recorded = torch.is_grad_enabled() and not is_transforming()
         return self._gradients(None if is_recorded else self.backward, ctx, *gradients)
 
@@ -217,11 +217,11 @@ def _transformable(
 ) -> Run:
     """Return an operator as a Function that torch.func transforms.
 
-    torch.func refuses the Function of `register_autograd`, because it has no `setup_context`.
+    `register_autograd` makes a Function whose forward takes ctx; torch.func refuses such Functions.
     """
 
     class Transformed(torch.autograd.Function):
-        generate_vmap_rule = True  # uses the operators' rules
+        generate_vmap_rule = True  # uses the vmap rules of the operators
         setup_context = staticmethod(save)
         backward = staticmethod(gradients)
 
@@ -244,5 +244,5 @@ OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 
 @assume_constant
 def forward_text(name: str, *params: object) -> str:
-    """Return, as text, the spec of the forward of the pair `name`; the forward saves statistics."""
+    """Return the spec, as text, of a forward that also returns statistics."""
     return _to_text(saving(parse(OPERATORS[name].pair.forward, params)))

@@ -17,7 +17,7 @@ from cunorm.torch._tensors import is_dense
 
 
 def row_shape(module: Module, shape: Any) -> tuple[int, ...]:
-    """Return normalized_shape in the form in which torch keeps it."""
+    """Return normalized_shape as a tuple of ints, as torch keeps it."""
     kind = type(module).__name__
     try:
         sizes = [shape] if isinstance(shape, str) else [*shape]
@@ -93,7 +93,7 @@ ROW_SIZES = "its last axes to be normalized_shape, {}"
 def check_sizes(
     module: Module, x: Tensor, axes: slice, sizes: tuple[int, ...], expected: str = ROW_SIZES
 ) -> None:
-    """Check the sizes of some axes of x; the function refuses an x that has no shape."""
+    """Check the sizes of some axes of x; the norm's function refuses an x that has no shape."""
     try:
         fits = x.shape[axes] == sizes
     except (AttributeError, RuntimeError):  # x is no tensor, or has no shape
@@ -111,7 +111,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[str, Any]:
-    """Return the options of an RMSNorm's call; a default eps follows from the normalised dtype."""
+    """Return an RMSNorm call's options; a default eps depends on the normalised array's dtype."""
     shape = module.normalized_shape
     options = {name: getattr(module, name) for name in module._cunorm_options}
     options |= {"eps": module.eps, "axis": -len(shape)}
@@ -125,8 +125,8 @@ def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[s
     return options
 
 
-# Without eps, torch takes the epsilon of float32 or, in old versions, the epsilon of x's dtype. In
-# half precision, 2**-6 becomes about 1 with the former, and less than 1/2 with the latter.
+# For half precision without eps, torch takes float32's epsilon or, in old versions, that of x's
+# dtype. 2**-6 in float16 becomes about 1 with float32's epsilon, less than 1/2 with float16's.
 _small = torch.full((1,), 2.0**-6, dtype=torch.float16, device="cpu")
 _IN_FLOAT32 = torch.nn.functional.rms_norm(_small, (1,)).item() > 0.5
 _DEFAULT_EPS = {

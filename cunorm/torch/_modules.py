@@ -68,7 +68,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def _set_options(self, *values: object) -> None:
         for name, value in zip(self._cunorm_options, values, strict=False):
-            setattr(self, name, value)  # a subclass sets its own options later
+            setattr(self, name, value)  # the first options; a subclass sets its own later
         _options.check_rms_norm(self)
         self.reset_parameters()
 
@@ -96,8 +96,8 @@ class AddRMSNorm(RMSNorm):
     A stack of layers begins with ``stream = None`` and ends with ``x + stream``.
 
     residual_dtype is the stream's dtype, by default that of the first x; a stream of another dtype
-    is an error. The other arguments are those of `RMSNorm`: the default eps is that of the stream's
-    dtype, and rounding before weight is to x's. ``torch.autocast`` does not change the dtype of y.
+    is an error. The other arguments are those of `RMSNorm`, but the default eps is that of the
+    stream's dtype. round_before_weight rounds to x's dtype. ``torch.autocast`` keeps y's dtype.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.AddRMSNorm(2, eps=1e-6, residual_dtype=torch.float32)
@@ -145,8 +145,8 @@ class GatedRMSNorm(RMSNorm):
     ``hidden_size // group_size``; more than one group needs a normalized_shape of one axis. y is
     rounded once, or twice with round_before_weight. Mamba-2 of ``transformers`` is
     ``gate_position="pre", round_before_weight=True``; Mamba-2 of its authors does not round before
-    weight. Qwen3-Next also rounds before the gate, so results differ by one or at most two units in
-    the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
+    weight. Qwen3-Next also rounds before the gate, so results differ by up to two units in the
+    last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GatedRMSNorm(4, groups=2, gate_position="pre")
@@ -233,10 +233,10 @@ class GroupNorm(torch.nn.GroupNorm):
 
         y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
-    x has shape (N, num_channels, ...). y has x's memory format, and neither is copied. activation
-    is an activation of `cunorm.normalize`, or None. The other arguments, parameters and state_dict
-    are PyTorch's. ``**options`` are arguments of newer versions, such as ``bias=False``.
-    ``torch.autocast`` acts as on `RMSNorm`.
+    x has shape (N, num_channels, ...). y has x's memory format; an x that is contiguous or
+    channels_last is not copied. activation is an activation of `cunorm.normalize`, or None. The
+    other arguments, parameters and state_dict are PyTorch's. ``**options`` are arguments of a newer
+    PyTorch, such as ``bias=False``. ``torch.autocast`` acts as on `RMSNorm`.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.GroupNorm(2, 4, activation="silu")

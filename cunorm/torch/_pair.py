@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""OpPair, which is a forward and its backward; and their formulas for second derivatives."""
+"""OpPair, which is a forward and its backward; and formulas of y for second derivatives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Context: TypeAlias = Any  # the context of an autograd.Function, with a pair, a 
 
 @dataclass(eq=False)
 class OpPair:
-    """A forward and its backward. Outputs are y, for row norms the new stream, and statistics."""
+    """A forward, with results y, the new stream (of row norms) and statistics; and its backward."""
 
     name: str  # the names of its operators in torch's dispatcher begin with this
     forward: OpDef[Any]
@@ -41,13 +41,13 @@ class OpPair:
         self.is_rows = "residual" in forward.outputs
         self.no_outputs = (*self.forward.no_outputs, None)  # None is the workspace
         self.operands = [slot.name[1:] for slot in backward.result_slots]  # those with gradients
-        # The forward's arrays that the backward takes; its x is the array that was normalised.
+        # The names of the forward's inputs and results that the backward takes.
         results = [slot.name for slot in forward.result_slots]
         names = [*(slot.name for slot in forward.input_slots), *results]
         reads = [slot.name for slot in backward.input_slots]
         self._saved = [name for name in reads if name in names]
         self._pick_saved = itemgetter(*map(names.index, self._saved))
-        # For each input of the backward: its index in the results' gradients and the saved arrays.
+        # The index of each input of the backward in [*gradients of results, *saved arrays].
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
         self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
         self._stream_slots = [
@@ -55,11 +55,11 @@ class OpPair:
         ]
 
     def has_stream_gradient(self, needs_input_grad: tuple[bool, ...]) -> bool:
-        """Return whether the new stream has a gradient if these inputs of the forward need one."""
+        """Return whether x or residual needs a gradient; then the new stream has one, too."""
         return any(needs_input_grad[slot] for slot in self._stream_slots)
 
     def save(self, ctx: Context, spec: ForwardSpec, arrays: Tensors, outputs: Tensors) -> None:
-        """Keep the arrays that the backward needs; its x is the new stream if there is one."""
+        """Keep the arrays that the backward needs; its x is the new stream, if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
         assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
@@ -75,7 +75,7 @@ class OpPair:
         dresidual_out: Operand,
         run: Run | None,
     ) -> list[Operand]:
-        """Return the wanted gradients of the forward's inputs, by the formula if `run` is None."""
+        """Return the wanted gradients of the forward's inputs, by `formula` if `run` is None."""
         found: dict[str, Operand]
         if dy is None:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
@@ -152,7 +152,7 @@ def recorded_gradients(
 
 
 def _centered(rows: Tensor) -> Tensor:
-    """Subtract the mean, then the mean of the differences, as the mean has a rounding error."""
+    """Subtract the mean, then the mean of the differences: the first mean has a rounding error."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows - rows.mean(-1, keepdim=True)
 
@@ -165,7 +165,7 @@ def row_formula(
     weight: Operand,
     bias: Operand,
 ) -> Tensor:
-    """Return y in the compute dtype, which is x's, by the formula of `cunorm.normalize`."""
+    """Return y by the formula of `cunorm.normalize`; x and y have the compute dtype."""
     compute, groups = x.dtype, spec.groups
     leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
 
@@ -173,7 +173,7 @@ def row_formula(
         return operand.to(compute).reshape(*leading, groups, width)
 
     g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
-    choose: Callable[..., Any] = spec.formula  # passes on dtypes of any library
+    choose: Callable[..., Any] = spec.formula  # also takes torch's dtypes
     options = choose({"gate": gate, "weight": weight}, x_dtype, compute)
     q = as_rows(x, *leading)
     if g is not None and options.pre_gate:
@@ -192,7 +192,7 @@ def row_formula(
 def group_formula(
     spec: GroupForwardSpec, x_dtype: torch.dtype, x: Tensor, weight: Operand, bias: Operand
 ) -> Tensor:
-    """Return y in the compute dtype, which is x's, by the formula of `cunorm.group_norm`."""
+    """Return y by the formula of `cunorm.group_norm`; x and y have the compute dtype."""
     channels_first = x.movedim(spec.channel_axis, 1)
     samples, channels = channels_first.shape[:2]
     q = _centered(channels_first.reshape(samples, spec.num_groups or channels, -1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tensors that the kernels read, and those that only torch's dispatcher can hand on."""
+"""Which tensors the kernels read, which only an operator takes, and which cunorm refuses."""
 
 import torch
 from torch import Tensor
@@ -48,26 +48,26 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def has_plain_memory(kind: type[Tensor]) -> bool:
-    """Return whether tensors of a class are plain memory, even if the class has own functions."""
+    """Return whether a class has no `__torch_dispatch__`: its tensors are plain memory."""
     return kind.__torch_dispatch__ is _disabled_dispatch
 
 
 def needs_operator(tensor: object) -> bool:
-    """Return whether kernels refuse an operand that torch's dispatcher may replace by another.
+    """Return whether the kernels refuse an operand that an operator of torch's dispatcher may take.
 
-    Such operands are meta tensors, wrappers, lazy negations and zeros of autograd.
+    Such operands are meta tensors, tensor subclasses, lazy negations and zeros of autograd.
     """
     return isinstance(tensor, torch.Tensor) and (
         type(tensor) not in PLAIN_TYPES
         or tensor.is_meta
         or tensor.is_neg()
         or _torch_private.is_zero(tensor)
-        or _torch_private.is_wrapped(tensor)  # its transform is over
+        or _torch_private.is_wrapped(tensor)  # by a transform that has ended
     )
 
 
 def unwrapped(tensor: Tensor | None) -> Tensor | None:
-    """Return a plain tensor in place of a subclass that is plain memory, and any other as it is."""
+    """Return a tensor of a subclass with plain memory as a plain tensor, any other as it is."""
     if tensor is None or type(tensor) in PLAIN_TYPES or not has_plain_memory(type(tensor)):
         return tensor
-    return tensor.as_subclass(torch.Tensor)  # the subclass's functions are off inside an operator
+    return tensor.as_subclass(torch.Tensor)  # `__torch_function__` is off inside an operator

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 
 class Losses(NamedTuple):
-    """Losses in nats per character, of each training batch and, by step, of the validation part."""
+    """Losses in nats per character: one for each training batch; `validation` is keyed by step."""
 
     training: list[float]
     validation: dict[int, float]

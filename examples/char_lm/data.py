@@ -24,7 +24,7 @@ class Corpus(NamedTuple):
 
 
 def installation_text() -> tuple[str, str]:
-    """Return a text and the name of its source: Python's language reference, else docstrings.
+    """Return a source's name and its text: Python's language reference or, without it, docstrings.
 
     The reference repeats some sections. Repeated paragraphs are removed, so that the validation
     part is new to a model trained on the rest.
@@ -39,7 +39,7 @@ def installation_text() -> tuple[str, str]:
 
 
 def _docstrings() -> str:
-    """Return the docstrings of the standard library's modules, functions and classes."""
+    """Return the docstrings of the standard library's top-level modules and of what they define."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):

@@ -66,21 +66,21 @@ class Attended(NamedTuple):
 class Attention:
     """Causal attention, with an RMSNorm of each head's queries and keys ("qk-norm").
 
-    Each head has its own columns of y @ qkv::
+    For each head, q, k and v are columns of y @ qkv, and q and k are normalised::
 
         q, k, v = norm(part 0 of y @ qkv), norm(part 1), part 2
-        branch = softmax(q @ k.T / sqrt(head width)) @ v, the heads side by side, @ out
+        branch = concatenate(softmax(q @ k.T / sqrt(head width)) @ v of each head) @ out
     """
 
     def __init__(self, parameters: Arrays, heads: int, mask: Array) -> None:
-        """`mask`, (context, context), is added to the scores: -inf where a key follows a query."""
+        """Add `mask`, (context, context), to the scores: -inf where the key follows the query."""
         self.parameters, self.heads, self.mask = parameters, heads, mask
 
     def forward(self, y: Array) -> tuple[Array, Attended]:
         """Return the branch and the arrays for backward."""
         batch, time, width = y.shape
         qkv = linear(y, self.parameters["qkv"]).reshape(batch, time, 3, self.heads, -1)
-        # Queries and keys are views of qkv with three strides, which cunorm reads without a copy.
+        # Queries and keys are strided views of qkv, which cunorm reads without a copy.
         q = cunorm.rms_norm_forward(qkv[:, :, 0], self.parameters["q_norm"])
         k = cunorm.rms_norm_forward(qkv[:, :, 1], self.parameters["k_norm"])
         scores = by_head(q.y) @ transposed(by_head(k.y)) * head_scale(qkv)

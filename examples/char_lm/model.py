@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The model: an embedding, layers of attention and MLP on a residual stream, and a head.
 
-Every norm adds the branch of the previous sublayer to the residual stream and normalises the sum,
-in one call of cunorm. The backward passes the gradient of the stream from norm to norm as
-`d_residual`.
+The norm before a sublayer adds the previous branch to the residual stream and normalises the sum,
+in one call of cunorm; so does the last norm. The backward passes the gradient of the stream from
+norm to norm as `d_residual`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Saved(NamedTuple):
 class Model:
     """A model; an optimizer changes the arrays of `parameters` in place.
 
-    `xp` is numpy or cupy, for the model's device; `dtype` is the dtype of all arrays but indices.
+    `xp` is the module numpy or cupy; `dtype` is the dtype of all arrays but indices.
     """
 
     def __init__(self, shape: Shape, rng: np.random.Generator, xp: Any, dtype: Any) -> None:
@@ -72,7 +72,7 @@ class Model:
         """Return logits, (batch, time, vocabulary), for inputs of (batch, time)."""
         own, sublayers = self._own, []
         branch = own["embedding"][inputs]
-        # The stream begins as the positions. All texts share one copy of them, with stride 0.
+        # The stream begins as the positions, expanded to all texts with stride 0.
         stream = self._xp.broadcast_to(own["position"][: inputs.shape[1]], branch.shape)
         for sublayer in self._sublayers:
             weight = sublayer.parameters["norm"]

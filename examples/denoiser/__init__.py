@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""A denoiser of pictures around one residual block of a variational autoencoder."""
+"""A denoiser of pictures: a residual block of a variational autoencoder, and convolutions."""

@@ -38,7 +38,7 @@ def _padded(x: Array) -> Array:
 
 
 def _shifted(padded: Array) -> list[tuple[tuple[int, int], Array]]:
-    """Return the nine views that the taps of a 3x3 kernel multiply, each with its tap."""
+    """Return each tap (row, column) of a 3x3 kernel, and the view that it multiplies."""
     height, width = padded.shape[1] - 2, padded.shape[2] - 2
     return [
         ((row, column), padded[:, row : row + height, column : column + width])
@@ -48,7 +48,7 @@ def _shifted(padded: Array) -> list[tuple[tuple[int, int], Array]]:
 
 
 class Forward(NamedTuple):
-    """The model's output and the arrays for its backward."""
+    """The model's output, and the arrays that its backward needs."""
 
     output: Array
     streams: tuple[Array, ...]  # the inputs of the three norms
@@ -56,7 +56,7 @@ class Forward(NamedTuple):
 
 
 class Denoiser:
-    """A model that adds a correction to a picture: a residual block between two convolutions.
+    """A residual block between two convolutions computes a correction, which is added to a picture.
 
     Each gn is a group norm with SiLU, in one call, as in Stable Diffusion's autoencoder::
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-Picture = NDArray[np.floating[Any]]  # (height, width, 3), black is 0, white 1
+Picture = NDArray[np.floating[Any]]  # (height, width, 3); black is 0 and white is 1
 
 NAME = "grace_hopper.jpg"
 _TOP, _LEFT, _HEIGHT, _WIDTH = 10, 66, 480, 400  # head and shoulders in the 600 x 512 picture
@@ -20,7 +20,7 @@ MAPS = 5
 
 
 def picture(shrink: int) -> Picture:
-    """Return Matplotlib's sample portrait; each square of pixels is averaged to one pixel."""
+    """Return Matplotlib's portrait; each square of `shrink` x `shrink` pixels becomes one pixel."""
     pixels = imread(get_sample_data(NAME, asfileobj=False)) / np.float32(255)
     height, width = _HEIGHT // shrink, _WIDTH // shrink
     pixels = pixels[_TOP : _TOP + height * shrink, _LEFT : _LEFT + width * shrink]
@@ -58,7 +58,7 @@ def draw_figure(shown: Shown) -> Figure:
     colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     _show(axes[0, 3], gradient, "d loss / d noisy picture", **colours)
     _draw_losses(axes[0, 4], shown)
-    # Of each fifth of the channels, show the channel that varies most.
+    # Show the channel that varies most in each fifth of the channels.
     spread = shown.maps.std(axis=(0, 1))
     fifths = np.array_split(np.arange(spread.size), MAPS)
     for panel, fifth in zip(axes[1], fifths, strict=True):

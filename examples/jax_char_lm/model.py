@@ -91,7 +91,7 @@ def attention(norms: Norms, shape: Shape, own: Parameters, y: Any) -> Any:
 def step(
     norms: Norms, shape: Shape, rate: float, state: State, inputs: Any, targets: Any
 ) -> tuple[State, Any]:
-    """Return the state after a step of Adam, and the loss before it."""
+    """Return the state after a step of Adam, and the loss before the step."""
     value, grads = jax.value_and_grad(loss, argnums=2)(
         norms, shape, state.parameters, inputs, targets
     )

@@ -17,8 +17,8 @@ EPS = 1e-6
 class Norms(NamedTuple):
     """The two norms that the model calls.
 
-    `add_rms_norm` adds a branch to the residual stream; it returns y and the new stream. For the
-    first norm the stream is None.
+    `add_rms_norm` adds a branch to the residual stream, or takes the branch as the stream if the
+    stream is None. It returns y and the new stream.
     """
 
     add_rms_norm: Callable[..., tuple[Any, Any]]

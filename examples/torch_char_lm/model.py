@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP; each reads a norm of the residual stream and is added to the stream."""
+    """Attention and an MLP: each reads the normalised stream, and adds its result to the stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Errors of all front ends name the function, the argument, the given and the expected value.
 
-Before each wrong call, a valid call is made on the same arrays.
+Before each wrong call of a plain function, valid calls are made on the same arrays.
 """
 
 from __future__ import annotations

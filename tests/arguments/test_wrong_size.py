@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Wrong input of `workspace_size` gives the errors of the function that `op` names."""
+"""Errors of `workspace_size` name the argument, the given and the expected value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are not plain memory, or are on another device, are refused in any argument."""
+"""Arrays that are not plain memory, traced values, and arrays on another device are refused."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def tensor_arguments(call):
 
 
 @names
-def test_a_tensor_that_differs_from_its_memory_is_refused_after_any_call(name):
-    """tests/arrays/test_refused_torch.py has further tensors."""
+def test_a_tensor_that_is_not_plain_memory_is_refused_even_after_valid_calls(name):
+    """tests/arrays/test_refused_torch.py has further tensors that are refused."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
     if call.workspace is not None:
@@ -105,7 +105,7 @@ def test_a_tensor_that_cannot_be_a_workspace_is_refused():
         check_refused(workspace_cases(ValueError, UNUSABLE, memory.view(-1)[8 // dtype.itemsize :]))
     text = "has dtype bool, expected float16, bfloat16, float32 or float64"
     check_refused(workspace_cases(TypeError, text, torch.zeros(SIZE, dtype=torch.bool)))
-    # The adapter treats bytes separately.
+    # `workspace_view` has separate code for tensors of bytes.
     text = NO_MEMORY.format("workspace")
     check_refused(workspace_cases(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 

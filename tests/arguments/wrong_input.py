@@ -24,7 +24,7 @@ from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-# Types whose wrong values are ValueErrors, and what a TypeError expects if that differs.
+# Each is a `kind` for `wrong`: types that give a ValueError, and the text of a TypeError or None.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
@@ -37,7 +37,7 @@ ACTIVATIONS = "'identity', 'sigmoid', 'silu', 'swish', 'tanh', 'relu', 'gelu' or
 POSITIONS = "'pre' or 'post'"
 NAMES = "a tuple of 'x', 'weight', 'bias'"
 FINITE, DIVISOR = "a finite number", "a divisor of 8, the"
-MAKE = "numpy.asarray"  # makes an array
+MAKE = "numpy.asarray"
 NO_ARRAY = "a NumPy, CuPy, PyTorch or JAX array or another object with __dlpack__"
 COMPUTE = {
     "row": "the compute type: float64 if x, its residual stream or x_dtype is, else float32",
@@ -55,7 +55,7 @@ Cases = Iterator[Case]
 
 
 def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = None) -> Cases:
-    """Yield an error for each value: a ValueError if the value's type is right."""
+    """Yield an error for each value: a ValueError if its type is in `kind[0]`, else a TypeError."""
     for value in values:
         error = ValueError if type(value) in kind[0] else TypeError
         right = expected if error is ValueError else kind[1] or expected
@@ -72,7 +72,7 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
 
 
 def without_gate(position: str, activation: str) -> Cases:
-    """Yield the error for a call without a gate that gives an option of gates."""
+    """Yield the error for an option of gates in a call without a gate."""
     change = {"gate": None, "gate_position": position, "gate_activation": activation}
     text = f"gate_position is {position!r}, expected 'post' as gate is None"
     if position == "post":
@@ -81,7 +81,7 @@ def without_gate(position: str, activation: str) -> Cases:
 
 
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
-    """Yield an error for each shape of an argument."""
+    """Yield an error for each argument and each wrong shape."""
     for argument in arguments.split():
         accepting = [name for name in names if argument in parameters_of(name)]
         for shape in shapes:
@@ -90,7 +90,7 @@ def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) 
 
 
 def other_order() -> Cases:
-    """Yield errors for arrays that have the shape of another argument."""
+    """Yield errors for arrays with the shape of another argument, and for dy with one more axis."""
     of_x, of_row = "(5, 8), the shape of x", "(8,) to match x.shape[-1]"
     for name in ROWS:
         has_order, taken = name.startswith("add_"), parameters_of(name)
@@ -117,7 +117,7 @@ def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
 
 
 def few_channels(shape: tuple[int, ...], axis: int, size: str) -> Cases:
-    """Yield errors for parameters and groups that do not fit the `size` of the channel axis."""
+    """Yield errors for groups and parameters that do not fit 8 channels; `size` names the axis."""
     change = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
     text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
     named = functions_taking("num_groups")
@@ -188,25 +188,25 @@ def no_arrays() -> Cases:
 
 
 class Frame:
-    """A table like those of pandas."""
+    """An object with `to_numpy`, like the tables of pandas."""
 
     to_numpy = None
 
 
 class Numbers:
-    """An object that NumPy can make an array of."""
+    """An object with `__array__`, the method that NumPy calls to make an array of it."""
 
     __array__ = None
 
 
 class Fields(NamedTuple):
-    """A result of several arrays."""
+    """A named tuple of arrays, like the results of cunorm."""
 
     weight: Any
 
 
 def meant_otherwise() -> Cases:
-    """Yield errors that say what to pass instead, or what replaces an argument of PyTorch's."""
+    """Yield errors for things that are no arrays; most errors say what to pass instead."""
     made, no_names = HINT.format("weight"), ["group_norm", "instance_norm", "normalize"]
     named = [name for name in functions_taking("weight") if "layer_norm" in name or "rms" in name]
     values = [((8,), NO_SHAPE), (8, NO_SHAPE), ([5, 8], f"{made};{NO_SHAPE[1:]}"), ((), made)]
@@ -309,7 +309,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ),
     ("dtype of statistics", dtypes_of_statistics()),
     ("no array", no_arrays()),
-    ("meant otherwise", meant_otherwise()),
+    ("what to pass instead", meant_otherwise()),
 ]
 
 

@@ -47,7 +47,7 @@ STATISTICS = ("mean", "rstd")
 
 
 class Output(NamedTuple):
-    """A result of a function: its field, its name in errors, and a valid array."""
+    """A result of the function `name`: `label` is its name in errors, `right` a valid array."""
 
     name: str
     field: str
@@ -126,7 +126,7 @@ def sharing() -> Cases:
 
 def dtypes() -> Cases:
     new_stream = {"residual": None, "residual_dtype": "float16"}
-    # For each field: a wrong dtype, the expected dtype, the deciding argument, and options.
+    # A field, a wrong dtype, the expected dtype, what decides the dtype, and options of the call.
     agreed: list[tuple[str, str, str, str, dict[str, Any]]] = [
         ("y", "float32", "float16", "dtype", {"dtype": "float16"}),
         ("dx", "float32", "float16", "x_dtype", {"x_dtype": "float16"}),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Calls on JAX and other arrays together, which XLA cannot run; and refused JAX arrays.
 
-NumPy allocates the memory of results, so that tracemalloc sees it.
+NumPy allocates the memory of results, so tracemalloc sees it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_the_memory_of_a_result_is_freed_with_it(end):
         size = holder[0].nbytes
         gc.collect()
         with_it, _ = tracemalloc.get_traced_memory()
-        assert with_it > size  # tracemalloc sees the result, but no copy
+        assert with_it > size  # tracemalloc sees the result's memory
         end(holder)
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < with_it - 0.9 * size

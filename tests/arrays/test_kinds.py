@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Any framework's arrays are read without a copy; results are right and of the caller's type."""
+"""Any framework's arrays are read, most without a copy; results are right, of the caller's type."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # XLA runs the calls on JAX arrays
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # without JAX: XLA makes its calls
 def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     kind, norm = kind(), NORMS["layer_norm"]
     x, residual, dy, above = (kind.put(draw(n, SHAPE, "float32")) for n in ("x", "r", "dy", "dr"))
@@ -96,7 +96,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # JAX has no views
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # without JAX, which has no views
 def test_views_are_not_copied_except_for_a_last_axis_with_gaps(kind, calls, monkeypatch):
     kind = kind()
     whole = kind.put(X)
@@ -139,7 +139,7 @@ WRITABLE = ("numpy", "torch", "cupy", "torch on CUDA")
     "kinds_by_name", [KINDS, pytest.param(GPU_KINDS, marks=pytest.mark.gpu)], ids=["CPU", "GPU"]
 )
 def test_out_and_workspace_may_be_of_another_framework_than_x(kinds_by_name):
-    """Calls are planned first, and then cached."""
+    """The first turn plans each call, the second turn finds it in the cache."""
     available = {name: kind for name in kinds_by_name if (kind := try_kind(kinds_by_name[name]))}
     weight, rstd = optional("weight", SHAPE[-1], "float32"), draw("rstd", SHAPE[:1], "float32")
     assert len(available) > 1
@@ -181,7 +181,6 @@ def field(dtype, *more):
 
 
 # For each array: how to create it, and whether kernels read it in place (None: not tested).
-# A call copies arrays with gaps when it runs, and unaligned arrays before anything else.
 ODD = {
     "a matrix": (lambda: X.view(np.matrix), True),
     "a row, expanded": (lambda: np.broadcast_to(X[0], SHAPE), True),

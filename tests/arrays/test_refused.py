@@ -53,7 +53,7 @@ REFUSED = {
         TypeError,
         r"a masked array.*x\.filled\(value\)$",
     ),
-    "other bytes' order": (
+    "another byte order": (
         lambda: X.astype(X.dtype.newbyteorder()),
         TypeError,
         r"dtype [<>]f4 in foreign byte.*x\.astype\('float32'\)",

@@ -41,7 +41,7 @@ def library(gpu, stream, patch):
     """Register an array type of a library that works on a stream; return the type's constructor."""
 
     class Own(gpu.cupy.ndarray):
-        """An array of that library."""
+        """An array of the library."""
 
     class Library(CupyAdapter):
         def stream(self, device):

@@ -82,7 +82,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
 
 
 def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
-    """A relative path survives a change of directory."""
+    """A relative CUNORM_CACHE_DIR names the same folder after a change of directory."""
     monkeypatch.chdir(tmp_path)
     with separate_cache(tmp_path) as cache:
         monkeypatch.setenv("CUNORM_CACHE_DIR", "cache")
@@ -147,7 +147,7 @@ def test_only_files_with_names_of_cunorm_are_counted_and_removed(folder, tmp_pat
 
 
 def test_files_left_by_killed_compiles_are_removed_after_a_day(tmp_path):
-    """The folder of a running compile and folders with similar names are not touched."""
+    """A newer folder, an old folder with another name, and a link are not touched."""
     with separate_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
         started().wait()
         assert cunorm.clear_cache().files == 0
@@ -228,7 +228,7 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
     for thread in threads:
         thread.start()
     for _ in range(3):
-        done.wait(0.3)  # a call fails if its build is cleared three times
+        done.wait(0.3)  # a call fails if its build is cleared three times in a row
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()

@@ -42,7 +42,7 @@ def is_immutable(folder):
 
 
 def spoil(cache, what):
-    """Make a cache folder that cunorm must not use."""
+    """Make a cache folder, or a file or link in its place, that cunorm must not use."""
     if what == "file":
         cache.touch()
     elif what == "link to nothing":
@@ -78,7 +78,7 @@ def test_a_cache_that_is_not_the_users_alone_or_not_writable_is_not_used(
 
 @pytest.mark.parametrize("above", ["file", "link to nothing", "/proc"])
 def test_a_cache_that_can_never_be_made_is_replaced_for_the_process(tmp_path, above):
-    for what in {above} - {"/proc"}:  # in /proc, not even root makes a folder
+    for what in {above} - {"/proc"}:  # in /proc, not even root can make a folder
         spoil(tmp_path / what, what)
     with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
         os.environ["CUNORM_CACHE_DIR"] = os.fspath(tmp_path / above / "no" / "such")
@@ -101,7 +101,7 @@ def test_if_no_folder_is_writable_an_error_says_which_variable_names_a_folder(
 
 
 @pytest.mark.parametrize("in_passwd", [True, False])
-def test_without_home_the_password_file_names_the_home(tmp_path, monkeypatch, in_passwd):
+def test_without_home_passwd_or_cunorm_cache_dir_names_the_folder(tmp_path, monkeypatch, in_passwd):
     pwd = pytest.importorskip("pwd", reason="there is no file of passwords")
 
     def entry(uid):
@@ -119,6 +119,10 @@ def test_without_home_the_password_file_names_the_home(tmp_path, monkeypatch, in
             with pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
                 cunorm.cache_info()
         check()
+    with fresh_process(CUNORM_CACHE_DIR=os.fspath(tmp_path / "chosen")) as patch:
+        for name in ("HOME", "XDG_CACHE_HOME"):
+            patch.delenv(name, raising=False)
+        assert cunorm.cache_info().folder == tmp_path / "chosen"
 
 
 def test_a_folder_that_is_removed_or_opened_to_others_meanwhile_is_not_relied_on(tmp_path):
@@ -147,12 +151,12 @@ def test_a_folder_on_another_disk_than_temporary_files_is_used(tmp_path):
         assert not cache.exists()
 
 
-# The copied library has a digest already, and gets a second digest.
+# The library that the fake compiler copies ends with a digest; cunorm appends a second digest.
 CUT = """
 import resource, signal
 from tests.support import caches, described
 size = int(os.environ["SIZE"])
-for limit in 1000, size // 2, size + 16:  # too small for the source, the library, its digest
+for limit in 1000, size // 2, size + 16:  # no room for the source; the library; its digest
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         caches.check()

@@ -119,11 +119,8 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(tmp_path, request):
-    """Use a compiler that fails with OpenMP while a flag file exists."""
-    flag, openmp = (
-        tmp_path / "flag",
-        tmp_path / "openmp",  # a compile with OpenMP creates it
-    )
+    """Use a faulty compiler; faults of FAULTS occur only with OpenMP while a flag file exists."""
+    flag, openmp = tmp_path / "flag", tmp_path / "openmp"  # compiles with OpenMP create `openmp`
     flag.touch()
     fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
     text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'
@@ -147,7 +144,7 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 def test_a_compiler_that_refused_an_option_is_tried_again_a_day_later(faulty):
     flag, openmp, cache = faulty
     options = {"device": "cpu", "progress": False, "workers": 2}
-    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds are refused
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both without OpenMP
     serial, (refused,) = libraries(cache), cache.glob("*.txt")
     assert len(serial) == 2
     assert not openmp.exists()
@@ -170,7 +167,7 @@ REFUSES = 'case "$*" in *{}*) exit 1;; esac\n'
         REFUSES.format("-fschedule-insns*row_norm_forward.cpp"),
         REFUSES.format("-march=native"),
     ],
-    ids=["scheduling", "scheduling of this text", "this machine"],
+    ids=["scheduling", "scheduling of one source", "this machine"],
     indirect=True,
 )
 def test_a_compiler_that_refuses_an_option_for_speed_still_uses_openmp(faulty):

@@ -62,12 +62,12 @@ def entry(tmp_path_factory):
 
 
 def calls_of(grids, work, parts=None):
-    """Yield a call for each grid, on arrays for logs and a clock; `work` counts elements."""
+    """Yield a call for each grid, with an array for its notes; `work` has each call's elements."""
     names = [f"notes {number}" for number in range(len(grids))]
     slots = {name: slot for slot, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
         writer = ArgsWriter(slots)
-        writer.pointer("clock")  # the last array is the first pointer
+        writer.pointer("clock")  # the clock is the last array, and the first pointer
         writer.pointer(names[number])
         launch = Launch(KernelBuild("note", ()), grid, 1)
         yield KernelCall(launch, writer.finish(), elements, parts or 0)
@@ -75,7 +75,7 @@ def calls_of(grids, work, parts=None):
 
 @pytest.fixture
 def run(entry, monkeypatch):
-    """Return a function that runs kernels twice on several threads, and returns the last logs."""
+    """Return a function that runs kernels twice on several threads, and returns the last notes."""
     monkeypatch.setattr(_cpu, "libraries", lambda builds: [entry for _ in builds])
 
     def run(grids, threads, work=None):
@@ -113,7 +113,7 @@ def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):
-    """Little work stays there even after a kernel that several threads shared."""
+    """Little work stays on the calling thread even after a kernel that several threads shared."""
     (few,) = run((3,), 2, work=[100])
     many, alone = run((40, 1), 2, work=[1 << 20, 100])
     (own,) = set(few[:, 3])

@@ -42,7 +42,7 @@ TWO = "__cluster_dims__(2,1,1)"
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    """Clear the launcher's caches before and after; let the launcher compile a small kernel."""
+    """Clear the launcher's caches before and after a test; let the launcher compile PROBE."""
     import cupy
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
@@ -69,7 +69,7 @@ def expected(grid, block):
 
 
 def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
-    """A graph captures only launches on its stream."""
+    """A capture contains only the launches on its stream."""
     out, stream = cupy.zeros(96, np.int64), cupy.cuda.Stream(non_blocking=True)
     _cuda.prepare(BUILD, Device("cuda", 0))
     current = cupy.cuda.get_current_stream()
@@ -138,7 +138,7 @@ GPU = Device("cuda", 0)
 
 @pytest.fixture
 def pairs(cupy, monkeypatch):
-    """Make the small kernel a kernel of clusters; load and return its build."""
+    """Give the small kernel clusters of two blocks; load and return its build."""
     if int(cupy.cuda.Device(0).compute_capability) < 90:
         pytest.skip("clusters need compute capability 9.0")
     source = PROBE.replace("void probe", "void CLUSTER_OF probe")
@@ -161,7 +161,7 @@ def test_a_gpu_says_whether_clusters_with_the_shared_memory_of_a_launch_fit(pair
 
 
 def test_a_thread_without_a_context_finds_the_same_room(pairs):
-    """A thread of autograd may plan a backward from kernels that `warmup` loaded."""
+    """A thread of autograd may plan a backward whose kernels `warmup` loaded in another thread."""
     assert in_new_thread(lambda: _cuda.fits_cluster(Launch(pairs, 2, 32), GPU))
 
 

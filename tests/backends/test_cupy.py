@@ -35,10 +35,10 @@ class Stream:
 
 stream, arguments = Stream(), struct.pack("<qqd", 0, 5, 2.0)
 block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
-kernel = function.Function.__new__(function.Function)  # was never loaded
+kernel = function.Function.__new__(function.Function)  # not loaded
 try:
     kernel((1,), (1,), (block,), shared_mem=8, stream=stream)
-except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: arguments accepted
+except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: arguments are accepted
     assert stream.reads == 1
 else:
     raise AssertionError("a kernel that was never loaded was launched")
@@ -58,7 +58,7 @@ class Program:
     def compile(self, options, log_stream):
         raise KeyError(*options)
 
-compiler._NVRTCProgram = Program  # what follows needs no device
+compiler._NVRTCProgram = Program  # with these three changes, no device is needed
 compiler._preprocess = lambda *given: ""
 compiler._get_arch_for_options_for_nvrtc = lambda arch=None: ("-arch=sm_90", "cubin")
 try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The second launch of a call may begin while the first runs, if the GPU supports that."""
+"""A launch of a call may begin while the call's previous launch runs, if the GPU supports that."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(gpu, count=5):
 
 
 def samples(gpu, count=2):
-    """Call a forward and a backward on samples, with two launches each; return all results."""
+    """Call a group norm's forward and backward, of several launches each; return all results."""
     x = gpu.put(draw("x", (count, 8193, 2), "float32"))
     weight = gpu.put(draw("w", (8193,), "float32"))
     norm = {"num_groups": 1, "channel_axis": 1}
@@ -61,7 +61,7 @@ def bits(gpu, results) -> list[bytes]:
 # --- what begins early ----------------------------------------------------------------------------
 
 
-def test_second_launches_begin_early_and_give_the_same_bits(dependent):
+def test_later_launches_begin_early_and_give_the_same_bits(dependent):
     gpu, found = OnCupy(), []
     for features in ("", FEATURE):
         with machine(features) as launches:
@@ -105,7 +105,7 @@ def test_launches_begin_early_by_default_except_where_impossible(without, depend
     assert dependent == ([] if without else ["param_grad"])
 
 
-def test_a_driver_without_the_function_launches_as_before(dependent, monkeypatch):
+def test_a_driver_without_the_function_begins_no_launch_early(dependent, monkeypatch):
     monkeypatch.setattr(_driver, "library", SimpleNamespace)
     rows(OnCupy())
     assert dependent == []
@@ -146,7 +146,7 @@ def test_launches_begin_early_in_a_graph_and_on_another_device(dependent):
     [("param_grad", rows), ("group_norm_forward", samples), ("group_norm_backward", samples)],
 )
 def test_a_kernel_that_does_not_wait_is_detected_if_it_begins_early(kernel, call, dependent):
-    """This shows that the driver was asked for an early start."""
+    """The error shows that the launcher asked the driver for an early start."""
     text = source_text(kernel)
     wrong = text.replace(" wait_for_prerequisites();", " ")
     assert wrong != text

@@ -73,7 +73,7 @@ def covers():
 
 @pytest.mark.parametrize(("kernel", "case"), [*covers()])
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
-    """Some cases are in place, and the arrays of a case have any layout."""
+    """Some cases write results over inputs, and arrays have random layouts."""
     draw = random.Random(label(case))
     shape = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:

@@ -211,7 +211,7 @@ def call(seconds=0):
 """
 
 
-def test_a_process_that_ends_ends_its_compilers_and_does_not_wait_for_them(tmp_path):
+def test_the_end_of_a_process_ends_its_compilers_and_does_not_wait_for_them(tmp_path):
     begun, start = os.fspath(tmp_path / "child"), time.monotonic()
     in_process(
         f"{FIRST_CALL}threading.Thread(target=call, daemon=True).start()\n"

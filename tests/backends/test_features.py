@@ -93,7 +93,7 @@ def test_info_names_the_features_in_use_and_how_they_are_tested(monkeypatch, cap
 @pytest.mark.gpu
 @pytest.mark.skipif(not softgpu.is_loaded(), reason="needs the software GPU's settings")
 def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
-    """8 blocks of twice the threads replace 16; tests/gpu/test_clusters.py compares the bits."""
+    """8 blocks with twice the threads replace 16 blocks; gpu/test_clusters.py compares the bits."""
     import cupy
 
     launches, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
@@ -104,7 +104,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
     monkeypatch.setattr(_cuda, "launch", record)
     found = []
-    for room in (16, 8, 4, 2, 1, None):  # None restores the default for later tests
+    for room in (16, 8, 4, 2, 1, None):  # None only clears the caches for later tests
         _memo.clear_all()
         if room:
             with softgpu.settings(largest_cluster=room):
@@ -116,7 +116,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """Here a cluster fits if it has at most 8 blocks, and no two of them fit a multiprocessor."""
+    """Here a cluster fits if it has at most 8 blocks, of which no two fit a multiprocessor."""
     limits = limits_of("90")
 
     def fits(launch, device):
@@ -142,7 +142,7 @@ WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 2621
 
 
 def launches(features: Features) -> Iterator[tuple[RowShape, Launch]]:
-    """Yield the plans of forwards and backwards of every dtype, gated and not."""
+    """Yield shapes with launches: forwards and backwards of every dtype, gated and not."""
     shapes = product((1, 5000, 2**31), WIDTHS, (1, 3))
     for dtype, gated, shape in product(DTYPES.values(), (False, True), shapes):
         walk = RowShape(*shape)

@@ -46,7 +46,7 @@ def builds_of_two():
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Return a function that sets after how many seconds a waiting call prints its line."""
+    """Return a function that sets after how many seconds a call says that it compiles."""
     monkeypatch.setattr(_compile, "is_announced", threading.Event())
     monkeypatch.setattr(_compile, "PATIENCE", 60)
     return lambda seconds: monkeypatch.setattr(_compile, "PATIENCE", seconds)
@@ -84,7 +84,7 @@ def test_a_call_that_waits_for_a_compiler_says_so_once(tmp_path, patience, caplo
         patience(0.1)
         cunorm.warmup("l2_norm", 4, "float32", device="cpu", rows=1, progress=False)
         check()
-        assert not caplog.messages, "a warmup prints no such line"
+        assert not caplog.messages, "a warmup does not say that it compiles"
         for _ in range(2):
             cunorm.clear_cache()
             check()

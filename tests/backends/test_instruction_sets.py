@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Builds for other instruction sets are right, and give the same bits as this machine's builds.
 
-An emulator runs builds for 64-bit ARM. A cross compiler is used like any other compiler, but
-refuses -march=native. Only the libraries run in the emulator, on copies of the arrays. Speed, the
-memory order of a real machine and instructions beyond ARMv8.0 are not tested.
+An emulator runs builds for 64-bit ARM: in it, a small program calls the libraries on copies of the
+arrays. The cross compiler refuses -march=native. Speed, the memory order of a real machine and
+instructions beyond ARMv8.0 are not tested.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A process may be killed, or find the disk full, at any moment of a first call.
 
-The next call is right, and only temporary folders are left. Except in the exhaustive test, the
-compiler is a fake: a script that copies a library which was compiled before.
+The next call is right, and only complete files and temporary folders are left. Except in the
+exhaustive test, the compiler is a fake: a script that copies a library which was compiled before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Without memory a call fails or uses fewer threads; the next call is right, and nothing leaks.
 
-Each test limits the address space of a separate process.
+Each test except the last limits the address space of a separate process.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ for work in 1, 1 << 20:
 
 
 def test_a_failed_allocation_raises_or_leaves_fewer_threads_and_the_next_call_is_right():
-    # Without MALLOC_ARENA_MAX, glibc reserves memory for further arenas beyond the limit.
+    # Without MALLOC_ARENA_MAX, calls could use memory that glibc reserved before the limit was set.
     in_process(LIMITED + SUMS + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
 
 

@@ -39,11 +39,11 @@ from tests.support.nvrtc_covers import (
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
 SHARES = 128  # parts of a cover, one for each test
-# The bytes of shared memory that a kernel may declare: a row norm with dynamic shared memory, then
-# any other kernel. Last, the bytes that the driver takes for each block.
+# Bytes of shared memory: the most that a row norm with dynamic shared memory may declare, the most
+# that any other kernel may declare, and what the driver takes for each block.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10
-SENT = 48  # further bytes that a cluster's block may declare for each warp
-REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
+SENT = 48  # further bytes that a row norm may declare for each warp of its cluster
+REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor; threads of a warp
 
 
 def check_none_spills(build: KernelBuild, architecture: str):
@@ -114,7 +114,7 @@ def test_plans_that_once_spilled_do_not_spill(kind):
 
 
 def test_the_covers_have_every_kind_of_plan():
-    found = set()  # (streamed, with rows in flight, with sums in shared memory)
+    found = set()  # (is streamed, copies later rows to shared memory, has sums there)
     for architecture, clusters in (("90", {1, 2, 4, 8, 16}), ("75", {1})):
         kernels = {name: [] for name in ("row_norm_forward", "row_norm_backward", "param_grad")}
         for launch in row_cover(architecture):

@@ -2,9 +2,9 @@
 """Sanitizers find nothing in the CPU's builds.
 
 A sanitizer runs in another process, which loads the sanitizer's library at its start.
-AddressSanitizer and UndefinedBehaviorSanitizer run a cover of operands and layouts, ThreadSanitizer
-all kernels with several threads. ThreadSanitizer does not know OpenMP's barriers, so POSIX threads
-and barriers replace OpenMP.
+AddressSanitizer and UndefinedBehaviorSanitizer check a cover of operands and layouts.
+ThreadSanitizer checks kernels whose threads share rows, samples or sums. It does not know OpenMP's
+barriers, so C++ threads and POSIX barriers replace OpenMP.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ CHANGES = {
 
 
 def threaded(folder: Path) -> Path:
-    """Write a launch.h whose threads and barriers ThreadSanitizer knows."""
+    """Write a launch.h with threads and barriers that ThreadSanitizer knows; return its folder."""
     text = (_compile._HOST / "launch.h").read_text("utf-8")
     for old, new in CHANGES.items():
         assert text.count(old) == 1, old
@@ -132,7 +132,6 @@ def test_no_race_of_threads_is_reported(tmp_path):
 
 
 def test_a_missing_barrier_is_a_race_that_is_reported(tmp_path):
-    """This shows that the test above can fail."""
     launch = threaded(tmp_path) / "launch.h"
     launch.write_text(launch.read_text().replace("pthread_barrier_wait(&barrier);", ";"))
     options = f"-O1 -g -fno-openmp -fsanitize=thread -I{tmp_path}"

@@ -29,10 +29,10 @@ from tests.support.internals import (
     workspace_size,
 )
 
-DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes for the driver, and static bytes of the kernel
+DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes that the driver takes, and that the kernel declares
 WIDTHS = (1, 8, 33, 100, 400, 512, 1000, 4096, 5003, 12288, 20001, 32768, 65536)
 WIDTHS += (100003, 131072, 1 << 20)
-# All objects in shared memory, as the kernel creates them.
+# Creates objects in shared memory as the kernel does; writes the size of the dynamic ones to out.
 TAKEN = """
 extern "C" __global__ void __launch_bounds__(Build::threads) CLUSTER_LAUNCH
     probe(unsigned long long* out) {

@@ -31,8 +31,8 @@ def set_threads():
 # --- several threads at once ----------------------------------------------------------------------
 
 SMALL = [(name, None) for name in FUNCTIONS]
-# Rows for all threads and for one thread; samples for one launch and for several launches. The
-# calls need different amounts of a thread's scratch memory.
+# Rows that threads share and rows that they do not share; the same for samples. The calls need
+# different amounts of a thread's scratch memory.
 LARGE = [("layer_norm_backward", shape) for shape in ((600, 257), (2, 70_000))]
 LARGE += [("group_norm_forward", shape) for shape in ((2, 300, 40), (2, 4900, 8), (40, 30, 40))]
 LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
@@ -151,9 +151,8 @@ def test_subnormal_results_are_kept(set_threads):
     x = np.full((600, 257), 1e-40, np.float32)
     for threads in (1, 2):
         set_threads(threads)
-        assert_same_bits(
-            cunorm.rms_norm(x, eps=1.0), x
-        )  # with subnormals flushed, x would equal zero
+        # Bits are compared: for a thread that flushes subnormals, every subnormal equals 0.
+        assert_same_bits(cunorm.rms_norm(x, eps=1.0), x)
 
 
 @posix

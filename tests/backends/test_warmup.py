@@ -69,8 +69,8 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
     check_warmup(case | {"shape": few}, "cuda", on_cuda, cuda_loads)
 
 
-# The widths are so close to each other that for any cache size, there is a width of which six rows
-# exceed the cache and five do not.
+# The width decides up to how many rows threads share each row, and from how many rows on stores
+# bypass the caches. Shared rows and such stores have builds of their own.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 

@@ -78,7 +78,7 @@ def test_an_interrupt_does_not_wait_for_builds_that_have_not_begun(loads, monkey
     monkeypatch.setattr(_processes, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         warm(workers=1, progress=False)
-    time.sleep(0.3)  # in which the worker would make the other builds
+    time.sleep(0.3)  # enough for a worker to make the other builds
     assert len(loads) <= 1
 
 

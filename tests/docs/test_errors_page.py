@@ -26,7 +26,7 @@ BYTES = np.zeros(4096, np.uint8)
 ALIGNED = BYTES[-BYTES.ctypes.data % 16 :]
 RSTD = np.ones(2, np.float32)
 
-Calls = dict[str, Callable[[], Any]]  # each by the start of its message on the page
+Calls = dict[str, Callable[[], Any]]  # each key is the start of the call's message on the page
 
 
 def rms(x: Any = X, *arrays: Any, **options: Any) -> Any:
@@ -205,7 +205,7 @@ def rows(page: str) -> list[str]:
 
 
 def check(start: str, raised: str) -> None:
-    """Compare `raised` with the page's message of this start, in which … stands for any text."""
+    """Compare `raised` with the page's messages that begin with `start`; … is any text."""
     whole = rows(PAGE.read_text(encoding="utf-8"))
     messages = [part for row in whole for part in (row, *row.split("; ")) if part.startswith(start)]
     assert messages, f"docs/errors.md has no {start!r}; a call raised {raised!r}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The PyTorch example trains as with PyTorch's own norms, and fails if a gradient is wrong."""
+"""The PyTorch example trains alike with both libraries' norms; it fails for a wrong gradient."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained(printed, trains, than):
     )
 
 
-BUILD = pytest.mark.real_gpu("PyTorch does not run on it")
+BUILD = pytest.mark.real_gpu("PyTorch does not run on the software GPU")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
 
 
@@ -77,7 +77,7 @@ def test_both_norms_train_alike_and_beat_the_bigram_model(device, tmp_path):
     assert losses == pytest.approx([last, baseline], abs=0.0051)
 
 
-def test_the_example_exits_with_1_above_the_bigram_model(torch_train, capsys):
+def test_the_example_exits_with_1_if_its_loss_is_above_the_bigram_models(torch_train, capsys):
     assert torch_train.main([*QUICK, "--steps", "2"]) == 1
     printed = capsys.readouterr().out
     assert difference(printed) <= 1e-4

@@ -126,7 +126,7 @@ def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     assert trained(done.stdout, "predicts") == pytest.approx([200, final, baseline], abs=0.0051)
 
 
-def test_training_exits_with_1_above_the_bigram_model(tmp_path):
+def test_training_exits_with_1_if_its_loss_is_above_the_bigram_models(tmp_path):
     done = run(TRAINING, tmp_path, "--quick", "--steps", 1, "--device", "cpu")
     assert done.returncode == 1, done.stderr
     baseline, final = nats(done.stdout)

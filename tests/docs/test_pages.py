@@ -24,14 +24,14 @@ MODULES = re.compile(
 
 
 class Example(NamedTuple):
-    """The code of a page's block, after the code of the blocks that it continues."""
+    """The code of a block of a page, and of the blocks that continue it."""
 
     name: str
     code: str
 
 
 def examples() -> list[Example]:
-    """Return the pages' Python blocks; a block that begins without an import continues the last."""
+    """Return the pages' programs; a block that begins without an import continues the last one."""
     found: list[Example] = []
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
@@ -52,7 +52,7 @@ def as_parameter(example: Example) -> Any:
     if "cupy" in example.code or '"cuda"' in example.code:
         marks.append(pytest.mark.gpu)
     if '"cuda"' in example.code or "cupy.cuda." in example.code:
-        marks.append(pytest.mark.real_gpu("PyTorch, JAX and CUDA graphs do not run on it"))
+        marks.append(pytest.mark.real_gpu("PyTorch, JAX and CUDA graphs need a real GPU"))
     return pytest.param(example.code, id=example.name, marks=marks)
 
 
@@ -78,7 +78,7 @@ def test_every_block_of_code_has_a_form_that_is_tested(page):
 
 
 def commands() -> dict[tuple[str, ...], set[str]]:
-    """Return the options that the pages' shell blocks give to each program, by its words."""
+    """Return the options that the pages give to each program, by the program's words."""
     found: dict[tuple[str, ...], set[str]] = {}
     for page in PAGES:
         for block in BLOCK.finditer(page.read_text(encoding="utf-8")):

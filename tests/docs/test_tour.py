@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The notebook's code runs, and prints and draws what is stored in it.
+"""The notebook's code runs, prints what is stored in it, and draws as many pictures.
 
 After a change, run the notebook twice from top to bottom, because in the first run a line on stderr
 says that kernels are compiled. Then clear all metadata that no test below requires.

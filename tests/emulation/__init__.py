@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Launch plans, orders, races, bytes, bits and mutants of the kernels, on the software GPU."""
+"""Launch plans, thread orders, races, bytes, bits and mutants of kernels, on the software GPU."""

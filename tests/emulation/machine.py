@@ -59,9 +59,9 @@ def machine(
     """Run calls on a software GPU; yield a list that gets each launch.
 
     `grid` limits the blocks of a launch, so that each block walks several rows, or each launch has
-    only some of the samples. `sources` has texts that replace those of kernels. `spared` is the
-    number of bytes of shared memory that plans must not use. `alone` says whether a group norm's
-    block may have a multiprocessor to itself. All other arguments are settings of the software GPU.
+    only some of the samples. `sources` has source texts that replace those of kernels. `spared` is
+    the number of bytes of shared memory that plans must not use. `alone` says whether a group
+    norm's block may have a multiprocessor to itself. All other arguments are settings of softgpu.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))

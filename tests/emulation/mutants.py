@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.tooling.mutations import closing
 
-# Barriers of a block, of a warp and of a cluster, a thread's wait for its own copies, and its wait
-# for the previous launch.
+# Barriers of a block, of a warp and of a cluster; a thread's waits for its own copies, for values
+# that other blocks send, and for the previous launch.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_begun\(\);|\bwait_for_cluster\(\);|\basync_wait<[^;{}]*>\(\);"
     r"|\bwait_for_arrivals\([^;{}]*\);|\bwait_for_prerequisites\(\);"
@@ -72,7 +72,6 @@ class Switch:
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Select this mutant within the block."""
         self._set(number)
         try:
             yield
@@ -85,7 +84,6 @@ class Switch:
 
 
 def _module(kernel: Any) -> ctypes.c_void_p:
-    """Return the module of a loaded kernel."""
     module = ctypes.c_void_p()
     function = ctypes.c_void_p(kernel.ptr)
     if _driver().cuFuncGetModule(ctypes.byref(module), function):

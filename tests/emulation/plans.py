@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Sizes for every kind of plan, small enough for an interpreter.
 
-With one multiprocessor, each block of a backward walks three or more rows. `machine(grid=...)`
-limits a launch to a few blocks, which no real GPU requires. With that limit, blocks of a forward
-walk several rows too, and a launch of a group norm has only some of the samples.
+With one multiprocessor, each block of a row norm's backward walks three or more rows.
+`machine(grid=...)` limits a launch to a few blocks, which no real GPU does. With that limit, blocks
+of a forward walk several rows too, and a launch of a group norm has only some of the samples.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies programmatic_launches"
 _TWO_LAUNCHES = "async_copies programmatic_launches"
-_ELEMENTS = 24_000  # of an array, unless three rows have more
-# Bytes of an H200's 228 KiB of shared memory that plans must not use, if 1 or 2 blocks share it.
+_ELEMENTS = 24_000  # of an array, unless a few rows have more
+# Bytes that a block must not use, so that its sums do not fit in shared memory if 1 or 2 blocks
+# share the 228 KiB of an H200's multiprocessor.
 _SPARED = {1: 225 << 10, 2: 112 << 10}
 
 
 class RowPlan(NamedTuple):
-    """A width, how threads share its rows, the GPU's features, and the operands."""
+    """A width, how threads share rows of this width, the GPU's features, and the operands."""
 
     width: int
     launch: str  # see row_plan_name
     features: str = ""
-    case: Mapping[str, Any] = MappingProxyType({})  # replaces defaults, which are float32
+    case: Mapping[str, Any] = MappingProxyType({})  # what differs from the default, float32
     settings: Mapping[str, Any] = MappingProxyType({})  # of `machine`
 
     @property
@@ -138,7 +139,8 @@ class GroupPlan(NamedTuple):
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
-# Bytes that tiles must not use, so that two blocks of an H200 have some room for tiles, or little.
+# Bytes that tiles must not use, so that each of two blocks on an H200's multiprocessor has some
+# room left, or little.
 _SOME, _LITTLE = 84 << 10, 98 << 10
 GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
@@ -147,7 +149,7 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block of several groups, odd": GroupPlan(Samples(3, (23,), 33, 11)),
     "last, a cluster, parts of channels": GroupPlan(Samples(2, (7,), 1036, 1), FEATURES),
     "last, a cluster of several groups": GroupPlan(Samples(2, (401,), 40, 5), FEATURES, _SOME),
-    "last, a cluster of several groups, some without": GroupPlan(
+    "last, a cluster of several groups, idle blocks": GroupPlan(
         Samples(2, (290,), 40, 5), "clusters", _LITTLE
     ),
     "last, a block, alone": GroupPlan(Samples(2, (400,), 32, 1), "async_copies", _LITTLE),
@@ -164,7 +166,7 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
         Samples(2, (5004,), 4, 2, **_FIRST), "async_copies", _LITTLE
     ),
     "first, a cluster": GroupPlan(Samples(2, (36, 40), 8, 2, **_FIRST), FEATURES, _LITTLE),
-    "first, a cluster of several groups, some without": GroupPlan(
+    "first, a cluster of several groups, idle blocks": GroupPlan(
         Samples(2, (388,), 40, 5, **_FIRST), FEATURES, _LITTLE
     ),
     "first, two launches": GroupPlan(
@@ -178,7 +180,7 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
 
 
 def group_plan_name(launches: Sequence[Launch]) -> str:
-    """Return the layout, and the blocks or launches that make all passes, as in GROUP_PLANS."""
+    """Return the layout, the blocks or launches that make all passes, and further properties."""
     macros = dict(launches[0].build.macros)
     last = macros["CHANNELS_LAST"] == "true"
     columns = int(macros["CHANNEL_THREADS"]) * (int(macros["PACK"]) if last else 1)
@@ -216,8 +218,9 @@ class Planned(NamedTuple):
     ) -> AbstractContextManager[list[Launch]]:
         """Run calls on a GPU with the plan's features and one multiprocessor.
 
-        `few` limits a launch of a group norm to the blocks of that many float32 samples. With it,
-        each block or cluster of a row norm walks three rows. If `few` is 0, `grid` is the limit.
+        `few` limits a launch of a group norm to that many blocks, but to no less than one sample.
+        With `few=1`, each block or cluster of a row norm walks three rows or more. If `few` is 0,
+        `grid` is the limit.
         """
         blocks = 1
         if self.rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once, but reads the inputs of a streamed row's sums twice."""
+"""The bytes that row norms move, and that the second launch of a group norm reads."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_backward_reads_what_it_needs_and_inputs_of_streamed_sums_twice(positi
         *(INPUTS_OF[position][name] for name in needs)
     )
     read_twice: set[str] = set()
-    if plan == "streamed" and set(needs) != {"bias"}:  # for the mean of p and the sums of dp
-        read_twice = {"x"} | ({"gate"} if position == "pre" else set())
-        if "x" in needs or (position == "pre" and "gate" in needs):
+    if plan == "streamed" and set(needs) != {"bias"}:
+        read_twice = {"x"} | ({"gate"} if position == "pre" else set())  # for the mean
+        if "x" in needs or (position == "pre" and "gate" in needs):  # for the sums of dx and dgate
             read_twice |= {"dy", "gate"}
     size = 5 * WIDTHS[plan] * 4
     for name in LARGE & loaded.keys():

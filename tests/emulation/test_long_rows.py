@@ -30,7 +30,7 @@ def test_rounding_errors_of_equal_elements_do_not_add_up(device, value):
 
 
 def test_rounding_errors_of_equal_elements_of_groups_do_not_add_up(device):
-    """Each thread adds up hundreds of positions of one channel."""
+    """Each thread adds up about a hundred positions of one channel."""
     x = np.random.default_rng(0).integers(0, 2, (1, 65025, 1)).astype(np.float32)
     dy, weight, bias = np.full_like(x, 0.1), *np.full((2, 1), 1.99, np.float32)
     given = [1, device.put(weight), device.put(bias)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A kernel without one of its barriers or guards fails some call.
 
-Each mutant runs in all calls whose kernel reaches the missing part; blocks walk three or more rows,
-or a launch has only some of the samples. In some order of threads, some call must show a wrong
-result, a store outside of the results, an error of the software GPU, or a race.
+Each mutant runs in the calls whose kernel reaches the missing part, until a call fails: until some
+order of threads gives a wrong result, a store outside of the results, an error of the software GPU,
+or a race. In these calls, each block of a row norm walks three or more rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.internals import _cuda, source_text
 
 pytestmark = needs_softgpu
 
-# The usual order of a GPU, the same with races checked, and other orders of threads and copies.
+# The usual order of threads, that order with races checked, and other orders of threads and copies.
 ORDERS = (
     {},
     {"races": True},
@@ -100,7 +100,7 @@ UNNEEDED = {
     "group_norm_backward": _OF_ROWS
     | {
         "hand_on_moments: __syncthreads();": "only the forward calls this",
-        "for_each_group: __syncwarp();": "one part is read by the lane that wrote it",
+        "for_each_group: __syncwarp();": "lane 0 writes the only part, and reads it",
     },
 }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every kind of plan gives right results for every pair of choices of operands and options.
 
-A case runs one or more builds, with several rows in some memory layout, in lockstep and in another
-order of threads. Choices without effect in a case are also passed, if they are valid.
+A case runs one or more builds, with several rows or samples in some memory layout, in lockstep and
+in another order of threads. Choices without effect in a case are also passed, if they are valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(kernel: str, case: Any) -> None:
     with planned.machine() as launches:
         usual = call.check()
     order = SCHEDULES[draw.choice([*SCHEDULES][1:])]
-    # One block or cluster walks the rows of each group. Samples of float64 have twice the blocks.
+    # One block or cluster walks the rows of each group. A group norm's launch has few samples.
     is_row = planned.rows is not None
     few = {"grid": launches[0].build.cluster * case["groups"]} if is_row else {"few": 2}
     with planned.machine(**few, copies=draw.choice(["late", "early"]), **order):

@@ -24,7 +24,7 @@ from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
 
-# Operands besides x, weight and bias; a gate would change the plan.
+# Operands and options besides x, weight and bias; a gate would change the plan.
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},
@@ -65,7 +65,7 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
 
 @each_plan
 def test_no_thread_races_another_and_no_row_or_group_affects_another(planned):
-    """One row is constant, another not finite. A launch has few blocks, as in the next test."""
+    """The middle row or group is not finite; in a forward, the first one is constant."""
     made, is_forward = call(planned), "forward" in planned.kernel
     usually, right = usual(planned)
     poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
@@ -110,7 +110,7 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
 
 
 def runs_of(planned, rows):
-    """Return a kernel's text, by its name, in which recent sums have at most `rows` rows."""
+    """Return a kernel's text, by its name, with `rows` as max_recent_rows of param_sums.cuh."""
     text = source_text(planned.kernel)
     assert text.count("max_recent_rows = 32;") == 1
     return {planned.kernel: text.replace("max_recent_rows = 32;", f"max_recent_rows = {rows};")}
@@ -120,7 +120,7 @@ def runs_of(planned, rows):
     ("plan", "rows"), [(plan, 1 + number % 2) for number, plan in enumerate(BACKWARD_PLANS)]
 )
 def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan, rows):
-    """Runs have one or two rows: recent sums are stored as totals, or added to totals."""
+    """The first recent sums, of one or two rows, become totals; later ones are added to these."""
     planned = Planned("row_norm_backward", plan)
     with planned.machine(few=1, races=True, sources=runs_of(planned, rows)):
         call(planned).check()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The list of everything that the fuzzer draws; `python -m tests.fuzz.axes` counts its draws.
 
-An axis lists the values that a case may have. Sizes and memory layouts, whose values are not
-listed, are counted by kind.
+An axis is a property of a case, with the values that it may have. Sizes and memory layouts have
+too many values to list, and are counted by kind.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.support.machines import machines
 _BOTH = (False, True)
 _MEMORY = ("contiguous", "strided", "reversed", "expanded")
 _SIZES = ("1", "a pack or less", "some packs", "shared by cores")
-_PACK = 128  # elements of a CPU's pack
-_SHARED = {"row": 16_384, "group": 32_768}  # cores share rows, or samples, with more elements
+_PACK = 128  # the most elements of a CPU's pack; packs of row norms have 64
+_SHARED = {"row": 16_384, "group": 32_768}  # cores may share a row, or samples, with more elements
 _ALL = {
     **{"machine": machines(), "eps": EPS, "offset": OFFSETS, "values": VALUES, "far": _BOTH},
     **{"kind": KINDS, "workspace": _BOTH, "size": _SIZES},

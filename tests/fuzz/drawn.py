@@ -27,7 +27,7 @@ _SIZES = st.one_of(st.integers(1, 4), st.integers(1, 40), st.integers(1, 700))
 _RESULTS = ("y", "residual", "rstd", "mean", "dx", "dresidual", "dgate", "dweight", "dbias")
 
 
-# The factors that are drawn for every case, besides its build and its shape.
+# The values that `cases` chooses from.
 EPS, OFFSETS, KINDS = (1e-5, 1e-3, 1.0), (0, 1, 2, 4, 7), ("numpy", "torch", "dlpack")
 VALUES, SUMS = ("normal", "quarters", "tails", "equal", "zeros"), (None, "float32", "float64")
 LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
@@ -103,7 +103,7 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
         apart = GROUP_LAYOUTS[:-1] if min(prod(positions), drawn.channels) > 1 else ("contiguous",)
         results = draw(st.lists(st.sampled_from(apart), min_size=2, max_size=2))
         return {"samples": drawn, "layouts": tuple(layouts), "results": tuple(results)}
-    # An input that is in no named layout is copied, and its strides decide those of a result.
+    # No results are given, because their layout would have to follow from the drawn strides of x.
     return {"samples": drawn, "given": ()} | draw(_layouts(0, len(drawn.shape), 0))
 
 

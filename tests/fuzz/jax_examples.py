@@ -26,7 +26,7 @@ FLAGS = (
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true"
 )
-if version("jaxlib").startswith("0.10."):  # a later version ends the process for this flag
+if version("jaxlib").startswith("0.10."):  # a later version ends the process if it gets this flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = FLAGS
@@ -41,7 +41,7 @@ DOCUMENTED = (
     (NotImplementedError, r"^\w+: a second or a forward-mode derivative", "docs/guides/jax.md"),
     (TypeError, r"can't apply forward-mode .* to a custom_vjp", "docs/guides/jax.md"),
 )
-_SCRIPT = """# If this passes, earlier programs matter: run them first, by tests.fuzz.jax_examples.
+_SCRIPT = """# If this passes, earlier programs matter: run them, too, by tests.fuzz.jax_examples.
 import os
 os.environ["XLA_FLAGS"] = {flags!r}
 from tests.fuzz.jax_examples import check
@@ -117,7 +117,7 @@ def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Co
 def in_process(seed: int, first: int, count: int, *, compiler: bool = False) -> dict[str, int]:
     """Check programs in a separate process; return the counts of `check_all`.
 
-    Without a C++ compiler the NumPy reference stands in for the kernels, which other tests check.
+    Without `compiler`, the NumPy reference stands in for the kernels, which other tests check.
     """
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.jax_examples"]
     command += map(str, (seed, first, count))

@@ -29,9 +29,9 @@ class Node(NamedTuple):
 
     op: str
     options: dict[str, Any]
-    operands: dict[str, Use]  # weight, bias and gate; a gate named "h" is x itself
+    operands: dict[str, Use]  # of weight, bias and gate; a gate's Use("h") is x itself
     dtype: str  # of x
-    residual: str = ""  # "stream" or "h", which is x itself
+    residual: str = ""  # "stream"; "h": the residual is x itself; "": there is none
     keep: str = "both"  # which results of an add_ norm are used
     join: str = "tanh"
 
@@ -44,7 +44,7 @@ class Operand(NamedTuple):
 
 
 class Net(NamedTuple):
-    """A sequence of norms, repeated `steps` times; x, and a residual stream r, are operands."""
+    """Norms in sequence, repeated `steps` times; `operands` also has x and the first stream, r."""
 
     shape: tuple[int, ...]
     dtype: str  # of the values between norms
@@ -84,7 +84,7 @@ class Ours:
 
 
 class Exact:
-    """Formulas in float64; values stored in half precision, and their gradients, are rounded."""
+    """Formulas in float64; results and gradients that cunorm has in half precision are rounded."""
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -208,7 +208,7 @@ def _join(kind: Any, net: Net, join: str, h: Any, y: Any, operands: Arrays) -> A
         return y
     if join == "matmul":
         y = kind.cast(y @ operands["m"], net.dtype)
-    # In float32 at least: 1 - tanh(y)**2 has few digits if a tanh(y) near 1 is rounded to a half.
+    # In half precision 1 - tanh(y)**2 would have few digits: tanh is in float32 at least.
     y = kind.cast(jnp.tanh(y.astype(jnp.promote_types(y.dtype, jnp.float32))), net.dtype)
     return kind.cast(h + y, net.dtype) if join == "add" else y
 

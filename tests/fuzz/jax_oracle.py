@@ -15,17 +15,17 @@ from tests.fuzz.jax_nets import HALVES, Exact, Net, Unrounded, results
 from tests.fuzz.jax_programs import Run
 from tests.support.operands import DTYPES
 
-# Tolerances are relative to the largest element of the right result. Up to 8 norms follow each
-# other, each with some 10 roundings of 6e-8 in float32, which cancellation magnifies by some 10.
-# The formulas round to half precision where cunorm does, so only results near a tie differ by a
-# rounding, 2**-8 in bfloat16; 16 of these may add up. Zeros, gradients for other values and
-# gradients of other operands are off by at least 4 tolerances: see `can_tell`.
+# Tolerances are relative to the largest element of the right result. In float32, up to 8 norms
+# follow each other, each with some 10 roundings of 6e-8, and cancellation magnifies these by 10.
+# The formulas round to half precision where cunorm does, so only numbers near a tie may be rounded
+# differently, by 2**-11 in float16 and 2**-8 in bfloat16; 16 such differences may add up. A wrong
+# gradient is off by at least 4 tolerances: see `can_tell` and `can_tell_apart`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
-_LEAST = 0.03  # the size of the smallest gradient, relative to the largest
-_MAX_ROUNDED = 0.25  # how far other roundings may move a gradient, relative to the tolerance
-_PARAMETERS = ("weight", "gate")  # their values are about 1
+_LEAST = 0.03  # the least size of a gradient that is not zero, relative to the largest gradient
+_MAX_ROUNDED = 0.25  # the most that other roundings may change a gradient, in tolerances
+_PARAMETERS = ("weight", "gate")  # operands whose values have a mean of 1
 
-Worlds = frozenset  # the names of operands that have the second of their two values
+Worlds = frozenset  # one choice of values: the names of operands that have their second value
 
 
 class Oracle:
@@ -37,7 +37,7 @@ class Oracle:
         dtypes |= {one.dtype for one in net.operands.values()}
         self.tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
         self.has_halves = bool(dtypes & {*HALVES})
-        # Factors of the results, exact in every dtype.
+        # Factors of the results in the loss; bfloat16 numbers are exact in every dtype.
         self.masks = [self._draw(f"mask of {name}", net.shape, "bfloat16") for name in net.results]
         self._found: dict[Any, Any] = {}
 
@@ -92,10 +92,10 @@ class Oracle:
         return products.sum(), float(abs(products).sum())
 
     def can_tell(self, world: Worlds[str]) -> bool:
-        """Return whether right gradients are exactly zero, or far from zero and from each other.
+        """Return whether each gradient differs from zeros and from other gradients, or is zero.
 
-        If x and r are added, their gradients are equal and may be exchanged. Other roundings must
-        not change a gradient much, as they change a small difference of large terms.
+        Return False, too, if other roundings change a gradient much, because large terms cancel.
+        The gradients of x and r may be alike: they are equal if only x + r is used.
         """
         _, gradients = self.at(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
@@ -114,7 +114,7 @@ class Oracle:
         return True
 
     def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
-        """Yield gradients of formulas that never round to a half, in float64 and in float32."""
+        """Yield gradients with other roundings: without half precision, and in float32."""
         if self.has_halves:
             yield self.at(world, Unrounded)[1]
         if self.tolerance >= TOLERANCES["float32"]:
@@ -159,7 +159,7 @@ def worlds(net: Net, run: Run) -> list[Worlds[str]]:
 
 
 def compare(oracle: Oracle, run: Run, found: Any) -> int:
-    """Compare the results of a run; return the number of gradients that are not zero."""
+    """Compare the results of a run; return the number of derivatives that are not zero."""
     first, how = worlds(oracle.net, run)[0], run.derivative
     outs, gradients = oracle.at(first)
     right = [gradients[name] for name in run.wanted]
@@ -188,7 +188,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
 
 
 def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
-    # If norms are frozen, JAX allows forward mode, and gives gradients of the loss's dtype.
+    # JAX allows jacfwd where no norm is differentiated; its gradients have the loss's dtype.
     of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
     for name, one, other in zip(run.wanted, found, right, strict=True):
         dtype = of_all or oracle.net.operands[name].dtype
@@ -209,7 +209,7 @@ def _of_examples(oracle: Oracle, run: Run) -> list[Any]:
 
 
 def _row_sums(hessian: Any, right: Sequence[Any]) -> list[Any]:
-    """Return the product of a Hessian with ones; it has a block for each pair of operands."""
+    """Return a Hessian's product with ones; a Hessian has a block for each pair of operands."""
     found = []
     for row, one in zip(hessian, right, strict=True):
         found.append(sum(jnp.sum(block, tuple(range(one.ndim, block.ndim))) for block in row))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Random programs: a network of norms, and how it is transformed and differentiated.
 
-`kinds` counts what is drawn; tests check that nothing is missing.
+`kinds` counts what is drawn; tests check that hardly anything is missing.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _net(draw: random.Random) -> Net:
     nodes: list[Node] = []
     for _ in range(draw.choices([1, 2, 3, 4], [3, 4, 2, 1])[0]):
         if nodes and draw.random() < 0.4:
-            node = draw.choice(nodes)  # with the same operands, or with other operands
+            node = draw.choice(nodes)  # a norm again, with its operands or with others
             if draw.random() < 0.7:
                 repeat = {
                     name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
@@ -240,7 +240,7 @@ def _operand(
 
 
 def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
-    """Draw runs of a network, which share some transformations but differ in operands."""
+    """Draw runs of a network: they may share transformations, and differ in operands."""
     styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
     hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
     runs: list[Run] = []
@@ -266,7 +266,7 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
                 **draw.choice(styles),
             )
         )
-    repeat = draw.choice(runs)  # as before, with other values
+    repeat = draw.choice(runs)  # a run again, with other values
     return (*runs, repeat._replace(world=1 - repeat.world))
 
 

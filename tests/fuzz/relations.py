@@ -91,7 +91,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """If x is doubled and eps is four times as large, y is the same."""
+    """If x and residual are doubled and eps is multiplied by 4, results change by `factors`."""
     if call.inputs.get("d_residual") or _has_float16(result):
         return False
     _scale(call.inputs, ("x", "residual", "mean"), 2)
@@ -136,7 +136,7 @@ def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> 
 
 
 def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """A centered y does not change with the mean of x, beyond the bounds."""
+    """If 16 is added to x, a centered y changes by no more than the bounds."""
     centered = ("group" in kernel or case["center"]) and case.get("gate_position") != "pre"
     if not centered or case.get("values") != "quarters" or case["far"]:
         return False
@@ -205,10 +205,10 @@ def _count(case: Case) -> int:
 
 
 def _is_movable(case: Case) -> bool:
-    """Return whether contiguous arrays can hold the same numbers in the same order of channels."""
+    """Return whether contiguous copies have the same numbers, channels first or last as before."""
     layouts = case["layouts"]
     if "samples" in case and set(layouts) != {"contiguous"}:
-        # With one channel, or one position, channels first and channels last are the same.
+        # With one channel, or one position, strides do not tell channels first from channels last.
         sizes = (case["samples"].channels, prod(case["samples"].spatial))
         if not all(isinstance(one, str) for one in layouts) or 1 in sizes:
             return False
@@ -220,7 +220,7 @@ def _accumulated(case: Case) -> tuple[str, ...]:
 
 
 def _has_float16(result: Any) -> bool:
-    """Return whether a result is float16, whose small numbers lose digits if halved."""
+    """Return whether a result is float16, whose small numbers have fewer digits than others."""
     return any(array is not None and array.dtype == np.float16 for array in result)
 
 
@@ -241,7 +241,7 @@ def _run_picked(kernel: str, case: Case, picked: list[int]) -> Any:
 
 
 def _fields(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
-    """Return the results of these rows, without gradients of parameters."""
+    """Return the results of the given rows, without gradients of parameters."""
     return {
         name: np.ascontiguousarray(array).reshape(count, -1)[[*rows]]
         for name, array in result._asdict().items()

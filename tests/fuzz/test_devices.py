@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The same examples are within their bounds on a GPU, with the CPU's builds and by the reference.
+"""The same examples are within their bounds on a GPU, on a CPU, and without a C++ compiler.
 
 Each result is checked against the oracle, so any two results differ by at most two bounds.
 """

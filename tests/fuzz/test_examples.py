@@ -3,9 +3,9 @@
 
 `axes.py` lists what is drawn. `pytest -m exhaustive tests/fuzz` draws 100,000 examples of more
 builds, and checks that they cover every value of every axis; CUNORM_FUZZ_EXAMPLES changes the
-number, CUNORM_FUZZ_SEED the seed. Every array lies between pages that fault on any access; builds
-are for several instruction sets, with poisoned memory between passes. A failing example is printed
-as a script; if an example ends the process, its script is in the folder for temporary files.
+number, CUNORM_FUZZ_SEED the seed. Every array lies between pages that fault on any access. Builds
+are for several instruction sets, and poison the memory that passes share. A failing example is
+printed as a script; if it ends the process, its script is in the folder for temporary files.
 """
 
 from __future__ import annotations

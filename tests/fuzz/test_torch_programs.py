@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Networks of norms under PyTorch's transforms have the results and gradients of formulas.
 
-Programs have norms of `tests.fuzz.torch_drawn.NORMS`, and run in `WAYS`, with `WRAPS` around the
-forward, incoming gradients from `DYS`, and leaves that are views from `FORMS`; tests check that all
-of these are drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED selects others.
+A program has norms of `tests.fuzz.torch_drawn.NORMS` and runs in one of `WAYS`. `WRAPS` change its
+forward, `DYS` its incoming gradients, and `FORMS` the memory of its leaves. Tests check that all of
+these are drawn. `pytest -m exhaustive` draws 3,072 programs; CUNORM_FUZZ_SEED selects others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.fuzz.torch_wraps import DYS, WRAPS  # noqa: E402
 
 SEED = int(os.environ.get("CUNORM_FUZZ_SEED", "0"))
 PARTS = 8  # of the exhaustive test, for as many processes
-PROGRAMS = 384  # of a part
+PROGRAMS = 384  # in a part
 
 
 def drawn_in(program):
@@ -85,7 +85,7 @@ STEP = Step("rms_norm", "function", (("weight", "w1"),))
 
 
 def test_a_wrong_result_fails():
-    """A result is wrong if it is zero, another leaf's, inexact, missing, or of another dtype."""
+    """Wrong results are zero, those of another leaf, inexact, missing, or of another dtype."""
     right = {"d x": torch.tensor([1.0, 2.0], dtype=torch.float64), "d w1": torch.ones(2).double()}
     near = {name: one.float() for name, one in right.items()}
     assert compare(near, near, right)["compared"] == 2

@@ -28,18 +28,18 @@ from tests.fuzz.torch_programs import Program, Step
 print(check({program!r}))
 """
 _CLEAR = 4  # a result is clear if its largest number exceeds this many bounds
-# A bound allows so many roundings of a result's largest number, because sums of short rows may be
-# of poor condition. Half precision has 8, as its sums are not rounded. float64 has 2**8 times as
-# many as float32: its plain formulas are the oracle, so their error shows no poor condition.
+# How many roundings of a result's largest number are in the bound: in float32 64, because sums of
+# short rows may be badly conditioned; in half precision 8, because sums are in float32; in float64
+# 2**14, because the plain formulas are then the oracle, so their error adds nothing to the bound.
 _ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
 
 
 class Failed(AssertionError):
-    """A result of cunorm is wrong or missing."""
+    """A result of cunorm is wrong or missing, or cunorm raises an error."""
 
 
 def check(program: Program) -> Counter[str]:
-    """Compare a program's results by cunorm with formulas in float64; return counts of these."""
+    """Compare cunorm's results of a program with formulas in float64; return counts of outcomes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         way = WAYS[program.way]
@@ -64,7 +64,7 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
     """Compare results by name.
 
     The bound is 8 times the error of plain formulas in the same dtypes, plus some roundings. A
-    result counts as unclear if zeros would be within 4 bounds of it.
+    result counts as unclear if all its numbers are within 4 bounds of zero.
     """
     counts: Counter[str] = Counter()
     if more := {*found} - {*exact}:
@@ -114,7 +114,7 @@ def simplified(program: Program, failure: Failed) -> tuple[Program, Failed]:
     """Return the simplest program that fails in the same way."""
     for one in simpler(program):
         its = _failure(one)
-        if str(its)[:12] == str(failure)[:12]:  # these show an error's type, or what is off
+        if str(its)[:12] == str(failure)[:12]:  # this text is an error's type, or what is off
             return simplified(one, its)
     return program, failure
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draw programs of PyTorch: each way and each kind of dy in rotation, all else at random."""
+"""Draw programs of PyTorch: each way, wrap and kind of dy in turn, the rest at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW += ("RMSNorm", "AddRMSNorm", "LayerNorm", "nn.LayerNorm", "nn.GroupNorm", "L
 _MORE = ("normalize", "add_layer_norm", "add_normalize", "GatedRMSNorm", "GroupNorm", "nn.RMSNorm")
 _MORE += ("Gemma", "Biased", "Gated")
 NORMS = FEW + _MORE
-_FUNCTIONS = {  # functions with the formula of a module
+_FUNCTIONS = {  # for each module: the function with its formula
     "RMSNorm": "rms_norm",
     "AddRMSNorm": "add_rms_norm",
     "GatedRMSNorm": "rms_norm",
@@ -92,7 +92,7 @@ def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
         return ()
     some = [one for one in WRAPS if one != "reentrant" or way == "backward"]
     some = [one for one in some if one != "autocast" or not few]
-    if way == "changed":  # these wraps keep no version of what they save
+    if way == "changed":  # with these wraps PyTorch does not see that saved tensors change
         some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
     if way == "hooked" and not keeps_leaf_hooks():
         some = [one for one in some if one not in SAVING]
@@ -118,7 +118,7 @@ def _forms(rng: Random, program: Program) -> tuple[tuple[str, str], ...]:
 
 
 def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> Step:
-    """Draw a step: options that are compiled in from a few variants, all else at random."""
+    """Draw a step: options that need another build have few variants, all else is random."""
     variant = 0 if few else rng.randrange(_VARIANTS if dtype == "float32" else 1) + 1
     fixed = Random(f"{norm} {variant}")
     function = _FUNCTIONS.get(norm, norm)

@@ -34,7 +34,7 @@ class Gemma(Llama):
 
 
 class Biased(Llama):
-    """The norm of diffusers with bias=True."""
+    """RMSNorm of diffusers, with bias=True."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(width, eps)

@@ -203,7 +203,7 @@ class Net(nn.Module):
 def formula(
     function: str, x: Any, operands: dict[str, Any], options: dict[str, Any], *, exact: bool
 ) -> tuple[Any, Any]:
-    """Return y and the new stream by PyTorch's operations; `exact` rounds no value between."""
+    """Return y and the new stream by PyTorch's operations; with `exact`, all are in float64."""
     stream, y_dtype = None, x.dtype
     if function.startswith("add_"):
         s = _stream(x, operands.get("residual"), options, exact=exact)

@@ -88,10 +88,11 @@ class Run:
     def loss(self, leaves: dict[str, Any]) -> Any:
         outputs = self.call(leaves)
         terms = [(one * self.number(one, i)).sum() for i, one in enumerate(outputs)]
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]  # sum() adds 0 to empty batches
+        # Not sum(terms): it begins with 0 + terms[0], which vmap refuses for an empty batch.
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def number(self, like: Any, name: Any) -> Any:
-        """Draw numbers in a tensor's shape and dtype; exact runs get these in float64."""
+        """Draw numbers in a tensor's shape and dtype; exact runs get the same in float64."""
         values = drawn(like.shape, f"{self.program.seed} {name}")
         dtype = like.dtype if self.by != "exact" else torch.float64
         return values.bfloat16().to(dtype)  # every dtype holds these numbers exactly

@@ -41,7 +41,7 @@ def autograd_grad(run: Run) -> Results:
 
 
 def parts(run: Run) -> Results:
-    """Take the gradient of each output alone, and of each leaf alone, from one graph."""
+    """Take the gradients of each output by each leaf, one at a time, from one graph."""
     outputs, found = run.outputs(), {}
     for number, (one, dy) in enumerate(zip(*run.recorded(outputs), strict=True)):
         for name, sources in run.wanted().items():
@@ -251,7 +251,7 @@ def threads(run: Run) -> Results:
 
 
 def second_func(run: Run) -> Results:
-    """Take second derivatives with torch.func, which cunorm gives or refuses."""
+    """Take second derivatives with torch.func; cunorm gives or refuses them."""
     wanted = _detached(run.wanted())
     first = grad(run.loss)
 

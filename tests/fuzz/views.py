@@ -13,7 +13,7 @@ _GAPS = st.sampled_from([0, 0, 1, 3, 16])
 
 
 class View(NamedTuple):
-    """How elements lie in memory; calling it gives an array of these strides, without its memory.
+    """How elements lie in memory. Calling a view returns an array of these strides, not to be read.
 
     `order` lists the axes from the outermost in memory to the innermost. Each axis has a step,
     negative if reversed and 0 if expanded, and a gap of elements after its last element.
@@ -51,7 +51,7 @@ def any_views(draw: Any, axes: int) -> View:
     order = draw(st.permutations(range(axes)))
     steps = draw(st.lists(_SIGNS, min_size=axes, max_size=axes))
     gaps = [0] * axes
-    if axes:  # one axis each: more would multiply the memory
+    if axes:  # each change is of one axis, as more would multiply the memory
         some = st.integers(0, axes - 1)
         steps[draw(some)] *= draw(_STEPS)
         gaps[draw(some)] = draw(_GAPS)
@@ -74,7 +74,7 @@ def views(leading: int, axes: int) -> st.SearchStrategy[View]:
 
 
 def result_views(leading: int, axes: int, most: int) -> st.SearchStrategy[View]:
-    """Draw a result's view: rows do not overlap; contiguous if `leading` exceeds `most`."""
+    """Draw a result's view, whose rows do not overlap; it is contiguous if `leading` > `most`."""
     if leading > most:
         return st.just(contiguous(axes))
     apart = row_views(leading, axes).map(lambda view: view._replace(steps=_unexpanded(view.steps)))

@@ -45,7 +45,7 @@ def _no_operands(name: str, array: Any) -> st.SearchStrategy[Any]:
         shapes += [array.shape[:-1], (*array.shape[:-1], array.shape[-1] + 1)]
     wrong = [np.zeros(array.shape, dtype) for dtype in _DTYPES]
     others = [np.broadcast_to(array.dtype.type(1), shape) for shape in shapes]
-    if name == "x":  # x may have any shape: then the error names another array
+    if name == "x":  # x may have any shape: the error would name another array
         others = []
     return st.sampled_from([*_NO_ARRAYS, *wrong, *others, np.ma.masked_array(array)])
 

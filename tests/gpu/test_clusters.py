@@ -19,7 +19,7 @@ from tests.support.remembered import clear_plans
 pytestmark = pytest.mark.gpu
 
 # Widths, and the number of blocks that share a float32 row in a forward and in a backward. Rows of
-# the last width are streamed.
+# the last width are streamed; in a backward, rows of the last three widths are.
 SIZES = {
     6148: (2, 4),
     16384: (2, 8),
@@ -77,7 +77,7 @@ def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
 
 
 def rows_of(width: int) -> int:
-    """Return a number of rows; on an H200, each cluster of a backward gets two or three."""
+    """Return a number of rows; on an H200, most clusters of a backward get 2 to 8 rows."""
     return 3 if softgpu.is_loaded() else 2_500_000 // width
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients outside of jit: in many threads at once, and a thousand times."""
+"""Gradients outside of jit: in many threads at once, and hundreds of times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_threads_that_differentiate_at_once_have_the_right_gradients(width, monk
         for thread, got in enumerate(pool.map(derive, range(THREADS))):
             # The bounds allow a few roundings of float32 in sums of up to 18 terms of about 10.
             np.testing.assert_allclose(got, exact[thread % 2], rtol=1e-5, atol=1e-5)
-    assert len(ran) == 4 * THREADS  # two forwards and two backwards
+    assert len(ran) == 4 * THREADS  # each thread: two forwards and two backwards
 
 
 def square(x, w):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of some operands while others are frozen, in changing order in one process.
 
-JAX caches its traces, and does not trace a call again for other operands; nevertheless each
-gradient must be that of the requested operands.
+JAX keeps the trace of a call, and uses it again for gradients of other operands. Each gradient must
+nevertheless be that of the requested operands.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def assert_gradients(own, formula, wanted, arrays):
                 np.testing.assert_allclose(got, exact[argnum], **CLOSE)
 
 
-# Two norms in sequence; `norm_named` returns the norm of a name.
+# Nets of two norms in sequence; `norm_named` returns the norm of a name.
 def weighted(norm_named):
     norm = norm_named("rms_norm")
     return lambda x, w, v: norm(jnp.tanh(norm(x, w)), v)
@@ -137,7 +137,7 @@ def chosen(layer):
 
 
 def of_both(layer):
-    """Return a layer on two examples, for one of which a branch leaves out the first weight."""
+    """Return a layer that runs on x and on -x, and leaves out the first weight for one of them."""
     batch = jax.vmap(chosen(layer), (0, None, None))
     return lambda x, w, v: batch(jnp.stack([x, -x]), w, v).sum(0)
 
@@ -155,7 +155,7 @@ def test_transformed_norms_have_the_gradients_of_the_operands_that_are_not_froze
     arrays = drawn((2, 5), 5, 5)
     losses_ = []
     for module in (cunorm.jax, jax_formulas):
-        run = FORMS[form](weighted(partial(getattr, module)))  # once, as JAX keeps its traces
+        run = FORMS[form](weighted(partial(getattr, module)))  # made once: JAX keeps its traces
         losses_.append(lambda *arrays, run=run: (run(*arrays) ** 3).sum())
     assert_gradients(*losses_, [1, 2, 0, (0, 2), 1], arrays)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax on a GPU, with a CUDA JAX: every dtype, in order with XLA's own computations."""
+"""cunorm.jax on a GPU, with a JAX for CUDA: three dtypes, and calls between XLA's computations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gpu():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_large_arrays_of_every_dtype_are_right(dtype):
+def test_large_arrays_of_three_dtypes_are_right(dtype):
     x = draw("x", (300, 257), dtype)  # rows are no multiple of an access
     weight = draw("weight", 257, "float32")
     y = jax.jit(cunorm.jax.rms_norm)(x, weight)
@@ -47,8 +47,8 @@ def test_calls_are_ordered_with_what_xla_computes_before_and_after():
             x = norm(x @ turn) + x
         return x
 
-    # Products with an orthogonal matrix do not amplify roundings. These add up to 1e-5 at most, but
-    # to 2e-3 in TF32, which JAX uses by default.
+    # Products with an orthogonal matrix do not amplify roundings. All roundings add up to 1e-5 at
+    # most. With TF32, which JAX uses by default, they would add up to 2e-3.
     with jax.default_matmul_precision("highest"):
         actual, expected = (jax.jit(partial(chain, norm))(x) for norm in NORMS)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)

@@ -20,8 +20,8 @@ import cunorm.jax  # noqa: E402
 from tests.support.jax_frames import calls_of  # noqa: E402
 
 SHAPE = (2, 3, 4)
-# The function, its operands besides x, and its options. Most cases use builds of `torch_cases`.
 PRE = {"gate_position": "pre", "center": True}
+# The function, its operands besides x, and its options. Tests of cunorm.torch share most builds.
 CASES = [
     ("rms_norm", ("weight", "gate"), {"axis": 1}),
     ("rms_norm", ("weight",), {"weight_offset": 1.0}),
@@ -65,7 +65,7 @@ def exact(function, a, given, options):
     oracle_options = NORMS[name].oracle_options(SHAPE[-1] // options.get("groups", 1))
     if name == "normalize":
         oracle_options = {"eps": NORMS[name].eps}
-    if name != function and "residual" not in given:  # the stream begins
+    if name != function and "residual" not in given:  # a stream begins with x
         a.residual, given = np.zeros(SHAPE), ("residual", *given)
     return row_norm(a, given, **oracle_options | options)
 

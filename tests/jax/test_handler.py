@@ -65,7 +65,7 @@ def empty(spec):
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
 def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, monkeypatch):
-    """The results are those of the same call on the CPU. The second launch may begin early."""
+    """Results are those of the same call on a CPU. A backward's second launch may begin early."""
     early, launch = [], _driver.launch_dependent
     noted = lambda *args: (early.append(args[2].build.kernel), launch(*args))  # noqa: E731
     monkeypatch.setattr(_driver, "launch_dependent", noted)

@@ -56,7 +56,7 @@ assert [text in str(warning.message) for warning in caught] == [True], caught
 
 
 def test_cunorm_jax_refuses_a_jax_of_another_interface_but_plain_functions_serve_it(tmp_path):
-    """An import of cunorm.jax also imports no other framework."""
+    """Also, cunorm imports no framework, and cunorm.jax only JAX."""
     header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
     header.parent.mkdir(parents=True)
     header.write_text("#define XLA_FFI_API_MAJOR 7\n\n#define XLA_FFI_API_MINOR 12\n")

@@ -99,7 +99,7 @@ def test_a_batch_equals_its_examples_and_is_one_call_if_they_share_parameters(na
     with jax.default_device(kind().device):
         compare(transform, norm, arrays)
     text = lowered(transform(getattr(cunorm.jax, norm)), *arrays, platform=kind.platform)
-    assert ("stablehlo.while" not in text) == is_one_call  # loops over examples
+    assert ("stablehlo.while" not in text) == is_one_call  # a while loops over examples
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """With `accumulate=True`, dweight and dbias are added to the values in `out`, and rounded once.
 
-The former values are added in float64 to a float64 sum. The result is therefore bitwise equal to
-the gradient in float64 arrays plus the former values, rounded to the array's dtype. The gradient in
-float64 arrays is within its bounds.
+The former values are added in float64 to a float64 sum. The result therefore has the bits of a
+gradient that another call wrote to a float64 array, plus the former values, rounded to the result's
+dtype. The tests check the float64 gradient against its bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.calls import arrays_of, call_of, devices, fields, functions_t
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
-# Few and many rows, whole and in groups. Group norms of one launch and of several on a CPU.
+# Few and many rows, whole and in groups; large and small samples.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((2, 4900, 8), 2), ((3, 8, 8), 4), ((1, 2, 6), 6)]
 ACCUMULATING = functions_taking("accumulate")
@@ -33,7 +33,7 @@ EPS = 1e-5
 def calls_of(name, kind, dtype):
     """Yield calls of several sizes, with parameters of a dtype."""
     sizes = OF_IMAGES if "group" in name else OF_ROWS
-    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # each size has many kernels
+    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # each size needs many kernels
         call = call_of(name, shape, kind, groups=number, num_groups=number)
         for key in {"weight", "bias"} & call.arrays.keys():
             call.arrays[key] = to(kind, draw(key, shape[-1], dtype))

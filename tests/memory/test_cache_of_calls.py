@@ -130,7 +130,7 @@ TABLES |= {"_core.dtypes._NUMPY", "_arrays.registry._user_types"}
 
 
 def test_clear_cache_leaves_nothing_behind():
-    """Modules may be imported after the first count. Other tests need the builds on disk."""
+    """Modules are imported before the first count. Builds stay on disk for other tests."""
     code = """
 from tests.memory.test_cache_of_calls import *
 from tests.support.calls import FUNCTIONS, call_of

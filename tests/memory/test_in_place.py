@@ -2,8 +2,8 @@
 """Results written exactly over inputs have the same bits as in separate arrays.
 
 Several arrays of a gated call can be input and result at once. Rows are few and many, short and
-long, whole and in groups, so that every plan runs. test_out.py tests group norms in place, and
-tests/operators tests views.
+long, whole and in groups, so that every plan of a CPU runs. test_out.py tests group norms in place,
+and tests/operators tests views.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
         check_backward(grads, *operands, center=True, eps=1e-5)
 
 
-# Shape, channel_axis, the strides of a dense sample or line, and the axis with the far stride.
+# Shape, channel_axis, strides, and the axis that has the stride FAR instead.
 VIEWS = {
     "samples": ((2, 7, 10), -1, (0, 10, 1), 0),
     "samples, channels first": ((2, 10, 7), 1, (0, 7, 1), 0),

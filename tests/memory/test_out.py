@@ -66,7 +66,7 @@ def versions(named):
 def test_results_are_written_to_given_arrays_and_others_are_allocated(name, kind, monkeypatch):
     """All arrays are given, or all but one; calls are planned first, and then cached.
 
-    If all are given, nothing is allocated. torch's version counters show the arrays written.
+    If all are given, nothing is allocated. torch's version counters show which arrays were written.
     """
     empty_call_cache(monkeypatch)
     call = call_of(name, kind=kind)
@@ -93,10 +93,10 @@ def test_results_are_written_to_given_arrays_and_others_are_allocated(name, kind
                 )
                 allocates = kind != "numpy" and (part in call.out or allocates_workspace)
                 assert bool(called & {"empty", "empty_strided", "empty_like"}) == allocates
-                assert allocates or called <= {"view", "slice", "detach"}  # of a uint8 workspace
+                assert allocates or called <= {"view", "slice", "detach"}  # views of the workspace
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
+@pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["small", "large"])
 @pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
 def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
     """Results are also written in place."""
@@ -189,7 +189,7 @@ GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
 
 def peaks_of(run):
     """Return the peak memory of a call that is planned, and of a cached call."""
-    run()  # the call's plan and kernels stay in memory
+    run()  # loads the kernels
     gc.disable()  # a collection would hide allocations
     tracemalloc.start()
     peaks = []

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Results and workspaces that share memory with another array are refused, unless exactly in place.
+"""A result that shares memory with another array is refused, unless it is exactly in place.
 
-For every pair of arrays, valid calls come first; then one array begins an element into the other.
+A workspace may share memory with no array. For every pair of arrays, valid calls come first; then
+one array begins an element after the other.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def test_an_x_that_is_returned_as_the_stream_may_not_be_written_over():
 
 
 def test_an_input_that_is_copied_to_be_aligned_overlaps_no_result():
-    """The rows of x are reversed in memory, and the result begins right behind them."""
+    """The elements of x are reversed in memory. The result begins 3 bytes after the last."""
     memory = np.zeros(8 * 256 + 64, np.uint8)
     start = -memory.ctypes.data % 8
     elements = memory[start + 1 : start + 1 + 4 * 256].view(np.float32)

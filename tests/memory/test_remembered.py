@@ -102,7 +102,7 @@ WRONG = ({"weight": [1.0]}, {"eps": None}, {"axis": 7}, {"dtype": [1]}, {"gate":
 
 @pytest.mark.parametrize("kind", kinds_of_arrays())
 def test_an_array_of_any_library_lives_no_longer_than_its_users(kind):
-    """An error or a reference cycle does not keep it alive, either."""
+    """No error and no reference cycle keeps an array alive."""
     kind, seen = kind(), []
 
     def new(shape=(5, 8)):

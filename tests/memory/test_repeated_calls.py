@@ -153,7 +153,7 @@ def check_calls(specs, kinds, steps):
 
 
 def first_calls(names, kind):
-    """Yield specs of first calls, with options of 1.0: later calls have True, equal but wrong."""
+    """Yield specs of first calls. Options are 1.0: later calls have True, which equals 1.0."""
     rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
         options = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Contiguous arrays with a new number of rows reuse a plan, and results are the same."""
+"""Contiguous arrays with a new number of rows reuse a plan, without any change of results."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_arrays_that_are_not_contiguous_have_plans_of_their_own(kind, planned):
         assert len(planned) == count + 2, key
 
 
-@kinds  # CuPy gives an axis of one element its stride in C order
+@kinds  # not CuPy, which gives an axis of one element its stride in C order
 def test_strides_along_an_axis_of_one_element_do_not_count_for_other_rows(kind, planned):
     array = to(kind, draw("x", (1, 40, 24), "float32"))
     odd, even = array.swapaxes(0, 1), array.reshape(20, 2, 24)
@@ -254,7 +254,7 @@ def test_a_plan_changed_to_other_rows_equals_the_plan_of_those_rows(op, seed):
 
 
 def words_of(args, words=None):
-    """Return the words of arguments, some of them replaced."""
+    """Return the words of arguments; `words` replace those that depend on the number of rows."""
     found = [*unpack_from(f"<{len(args.data) // 8}q", args.data)]
     for word, value in zip(args.sized, words or [found[word] for word in args.sized], strict=True):
         found[word] = value

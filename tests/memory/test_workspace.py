@@ -110,7 +110,7 @@ def test_dx_of_float64_makes_the_sums_float64():
 @devices
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320)])
 def test_a_group_norms_size_is_enough_for_any_activation_and_other_dtypes(shape, kind):
-    """On a CPU all sizes are equal. Nothing is launched, because a result overlaps an input."""
+    """On a CPU, fewer bytes are refused. Nothing is launched: a result overlaps an input."""
     choices = [*product(("bfloat16", "float64"), (-1, 1))]
     # On a GPU each dtype once, because kernels are compiled before the overlap is found.
     for dtype, axis in choices if kind == "numpy" else choices[::3]:
@@ -132,7 +132,6 @@ def test_a_group_norms_size_is_enough_for_any_activation_and_other_dtypes(shape,
 
 
 def test_with_many_rows_the_size_grows_less_than_x():
-    """The size depends on the device's parallelism, not on the size of x."""
     x, weight = np.empty((1_000_000, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     sizes = [cunorm.workspace_size("rms_norm_backward", x[:n], weight) for n in (1, 1000, 100_000)]
     assert 0 < sizes[0] <= sizes[1] < sizes[2] < x.nbytes / 10

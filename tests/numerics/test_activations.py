@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The activations of kernels_cu/activations.cuh, as compiled for the CPU and for a GPU.
 
-"vector" is the CPU build's code. "scalar" is a GPU's code, with functions of the C library in place
-of CUDA's and of its one PTX instruction. "approximate" is a GPU's code for 16-bit results; its silu
-has no derivative at infinity.
+"vector" is the CPU build's code. "scalar" is a GPU's code, with C functions in place of CUDA's
+functions and of the only PTX instruction. "approximate" is a GPU's code for 16-bit
+results; the derivative of its silu is NaN at infinity.
 """
 
 from functools import partial
@@ -21,7 +21,6 @@ pytestmark = needs_a_compiler
 NAMES = sorted({*ACTIVATIONS.values()})
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
-# Loops that store both results of an activation, and loops that store only one of them.
 LOOPS = """
 #include "activations.cuh"
 #ifdef SCALAR
@@ -96,7 +95,7 @@ def test_values_derivatives_and_their_limits_are_right(run, name, kind):
     np.testing.assert_array_equal(slope[sure], expected_slope[sure])
     assert_within(value, expected, gate_error(z64, name, dtype.name), "value")
     bound = gate_slope_error(z64, name, dtype.name)
-    if name == "gelu" and kind == "float":  # gelu corrects its exponent's rounding
+    if name == "gelu" and kind == "float":  # gelu corrects the rounding of its exponent
         term, sensitivity = exponential_term(z64, name)
         bound -= count(2, dtype.name) * unit(dtype.name) * np.abs(sensitivity * term)
     assert_within(slope, expected_slope, bound, "slope")

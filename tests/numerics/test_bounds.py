@@ -114,7 +114,7 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
-LOSING = [  # the activation, its function, and a computation that loses digits
+LOSING = [  # an activation, its "value" or "slope", and a computation that loses digits
     ("sigmoid", "slope", lambda z: sigmoid(z) * (1 - sigmoid(z))),
     ("silu", "slope", lambda z: sigmoid(z) + z * (sigmoid(z) * (1 - sigmoid(z)))),
     ("tanh", "slope", lambda z: 1 - np.tanh(z) ** 2),
@@ -161,7 +161,7 @@ def test_a_kernel_may_round_either_way_near_a_tie_but_not_elsewhere():
     expected = expected_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
     kr = reference.normalize_forward(x, eps=1e-6).y
     nearest = reference.round_to(kr, low).astype(np.float64)
-    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # beyond a near tie
+    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # `nearest` mirrored at kr
     to_tie = np.where(other == nearest, np.nan, np.abs((nearest + other) / 2 - kr))
     near, far = to_tie < 2.0**-22 * np.abs(kr), to_tie > 1e-4
     assert np.count_nonzero(near) > 10

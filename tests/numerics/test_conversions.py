@@ -95,7 +95,7 @@ def test_every_16_bit_value_loads_exactly_and_survives_a_store(convert, stored):
 @pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("stored", NARROW)
 def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, compute):
-    """Some doubles are so close to the midpoint of two results that it is their nearest float."""
+    """For some doubles, the nearest float is the midpoint of two results."""
     dtype, narrow, rng = COMPUTE[compute].type, STORED[stored], np.random.default_rng(0)
     lowest, highest = np.log2(magnitudes(narrow)[[1, -1]])
     drawn = rng.uniform(1, 2, 50_000) * np.exp2(rng.uniform(lowest - 3, highest + 2, 50_000))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The functions of kernels_cu/math.cuh are as accurate as promised, however a GPU approximates.
 
-The C library stands in for CUDA's functions. The approximations are moved up or down by two units
-in the last place, CUDA's largest error. Approximations rounded to nearest, as the software
-GPU's are, would hide a Newton step that goes in the wrong direction.
+The C library stands in for CUDA's functions. rsqrtf and __fdividef are rounded to nearest, or moved
+from there by two units in the last place, CUDA's largest error. Approximations rounded to nearest,
+as the software GPU's are, would hide a Newton step that goes in the wrong direction.
 """
 
 import numpy as np

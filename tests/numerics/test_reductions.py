@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Threads, blocks and clusters also reduce rows by operations other than sums: by the maximum."""
+"""Lanes, blocks and clusters reduce a row not only to a sum: here to its maximum."""
 
 from __future__ import annotations
 

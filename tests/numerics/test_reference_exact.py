@@ -25,7 +25,7 @@ from tests.support.ulps import assert_within
 
 
 def in_decimals(x, weight, bias, dy, eps, center):
-    """Return the results of one row, computed in 60 digits; `dweight` has its summands."""
+    """Return the results of one row, computed in 60 digits; `dweight` has its summands, dy * r."""
     with localcontext() as context:
         context.prec = 60
         x, weight, bias, dy = ([Decimal(float(v)) for v in row] for row in (x, weight, bias, dy))
@@ -141,7 +141,7 @@ POINTS = np.array([sign * size for size in SIZES for sign in (-1, 1)])
 
 @pytest.mark.parametrize("activation", EXACT)
 def test_activations_and_their_slopes_are_exact_to_half_their_bounds_in_the_tails_too(activation):
-    """Slopes are difference quotients over 2e-60. Tails keep fourteen digits."""
+    """Slopes are difference quotients over 2e-60. Tails keep thirteen digits."""
     g, h = EXACT[activation], Decimal("1e-60")
     with localcontext() as context:
         context.prec = 300
@@ -168,7 +168,7 @@ AT_INFINITIES = dict.fromkeys(("silu", "gelu", "gelu_tanh"), (np.nan, np.inf, 0,
 
 
 @pytest.mark.parametrize("activation", AT_INFINITIES)
-def test_infinities_give_what_the_docstring_says_and_nan_gives_nan(activation):
+def test_infinities_give_what_the_docstring_of_activations_says_and_nan_gives_nan(activation):
     got, expected = ACTIVATIONS[activation], AT_INFINITIES[activation]
     with np.errstate(all="ignore"):
         for z in (np.array([-np.inf, np.inf]), np.array([-1e300, 1e300])):

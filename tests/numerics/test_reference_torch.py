@@ -83,7 +83,7 @@ def test_named_norms_are_those_of_torch(name, affine):
 
 
 def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
-    """Return the stream s, and y; k * r is rounded to the dtype `low`, which gradients ignore."""
+    """Return the stream and y; `low` is the dtype to which values are rounded before weight."""
     s = t["x"] + t["residual"] if "residual" in t else t["x"]
     p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
     gate = torch_activation(activation)(t["gate"]).reshape(p.shape) if activation else 1.0
@@ -144,7 +144,7 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
 
 # --- group norms ----------------------------------------------------------------------------------
 
-# Channels, positions, groups: also no or one position, one group, groups of a channel, volumes.
+# Channels, positions along 0 to 3 axes, groups; some groups are all channels, some one channel.
 GROUPED = [(6, (), 2), (6, (1, 1), 3), (3, (5,), 1), (3, (2, 3), 3), (35, (7, 11), 5)]
 GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures for the tests of operators: devices, and a check that all builds compile at once."""
+"""Fixtures for the tests of operators: devices, and a check that no build needs a second try."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The results of a row, a group or a sample depend on its own data alone, bit for bit.
 
-They do not depend on other rows, alignment, strides, threads or the run. Parameter gradients also
-depend on shapes.
+They do not depend on other rows, alignment, strides, threads or the run. Gradients of parameters
+depend on the data of all rows or samples, and on shapes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ NORMS = {
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
-# Width and groups of rows; positions, channels and groups of samples. Cores of a CPU share some of
-# these samples, and process others whole, in chunks, in lines or in packs of lines.
+# Width and groups of rows; positions, channels and groups of samples. Their plans on a CPU differ.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
@@ -77,7 +76,7 @@ def run(name, size, count, on=None, **more):
 
 
 def assert_same(actual, expected, picked=None):
-    """Compare results; with `picked`, `actual` has only these rows, and OF_A_ROW is compared."""
+    """Compare results. With `picked`, `actual` has only these rows, and only OF_A_ROW counts."""
     assert actual.keys() == expected.keys()
     for field, right in expected.items():
         if picked is None:
@@ -190,7 +189,7 @@ def test_large_results_stored_past_the_caches_have_the_same_bits(kind, monkeypat
     assert not all(are_large)
     assert_same_fields(few, type(few)(*(a if a is None else a[:part] for a in whole)))
     assert_same_bits(few_dx, dx[:part])
-    for address in (0, 32, 16, 8, x.itemsize):  # y is stored past the caches only if 16 divides it
+    for address in (0, 32, 16, 8, x.itemsize):  # only multiples of 16 allow stores past the caches
         out = np.empty(x.nbytes + 128, np.uint8)
         out = out[(address - out.ctypes.data) % 64 :][: x.nbytes].view(x.dtype).reshape(x.shape)
         assert_same_bits(y_in(out), whole.y)

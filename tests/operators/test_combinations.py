@@ -3,7 +3,7 @@
 
 Each case is one build, run with arrays of several sizes. CI runs every fourth case. The fuzzer
 covers the same pairs, too, and CI runs every fourth of its builds. `pytest -m exhaustive` runs the
-other cases, and further covers with more choices.
+other cases, and 20 further covers, of more dtypes and activations.
 """
 
 import random
@@ -16,9 +16,9 @@ from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import at
 
-# A pack has 64 elements. Most rows end within a pack, and most groups begin within a pack.
+# A CPU's pack has 64 elements; of these widths, only 128 is a multiple.
 WIDTHS = (1, 33, 128, 1003)
-# Samples, positions, channels, groups, for calls of one launch. The last sizes have several tiles.
+# Samples, positions, channels, groups. A sample of the last size has several parts.
 SIZES = [
     (1, (2,), 3, 1),
     (20, (31,), 40, 8),
@@ -66,7 +66,7 @@ def test_drawn_pairs_of_choices_are_within_their_bounds(kernel, seed):
 # --- sizes of group norms -------------------------------------------------------------------------
 
 POSITIONS = {1: (), 2: (2,), 7: (7,), 97 * 31: (97, 31), 70 * 70: (7, 10, 70)}
-# Channels: groups. On a CPU, a multiple of 16 of at most 128 channels is one pack.
+# Channels: groups. With channels last, a CPU's pack has all of 48 or 128 channels, otherwise 64.
 GROUPS = {1: 1, 3: 1, 10: 5, 48: 8, 128: 32, 320: 32}
 OF_SIZES = {
     "samples": [1, 2, 20],

@@ -31,8 +31,8 @@ from tests.support.placed import Samples
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 MANY = 16  # rows, too many to be shared
-# Columns of the first part of a row in a centred forward, and of each other part. The last part of
-# a width is complete, or has one column, or is the cut pack after a shorter part.
+# A part has PART columns; in a centred forward, the first has FIRST. In both cases, some width ends
+# with a whole part, some with one column after a whole part, some with one after a shorter part.
 FIRST, PART = 112 * 64, 128 * 64
 OTHER_WIDTHS = (3 * PART, 2 * PART + 1, 2 * PART + 116 * 64 + 1)
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 116 * 64 + 1, *OTHER_WIDTHS)
@@ -52,7 +52,7 @@ def nothing_loaded(monkeypatch):
 
 
 def forward(name, rows, width, **more):
-    """Return a call on rows whose first columns have another mean and whose last are larger."""
+    """Return a call on rows: the first columns have another mean, the last are larger."""
     case = CASES[name] | {"shape": (1, 1, rows, width)} | more
     call = call_of("row_norm_forward", case, OnNumpy())
     x = call.inputs["x"].host
@@ -100,7 +100,7 @@ def test_gradients_of_shared_rows_have_the_bits_of_rows_that_are_not_shared(name
     clear_all()
     for (rows, width), expected in zip(sizes, shared, strict=True):
         found = backward(name, rows, width).run()
-        if rows > 1:  # dweight and dbias of shared rows have one partial sum
+        if rows > 1:  # without sharing, several rows of partial sums are added up
             found, expected = (one._replace(dweight=None, dbias=None) for one in (found, expected))
         assert_same_fields(found, expected)
     assert not is_shared()
@@ -152,7 +152,7 @@ def test_shared_rows_ignore_the_number_of_threads():
 PARTS = """
 #include "row_norm_forward.cu"
 
-// Counts, for each width, a row's parts and their columns; a skipped part spoils the second count.
+// Counts, for each width, a row's parts and all their columns; a skipped part spoils `columns`.
 extern "C" void parts(const long long* widths, long long* parts, long long* columns, long long n) {
   for (long long i = 0; i < n; ++i) {
     Team<Build>::Scratch scratch;
@@ -189,14 +189,14 @@ def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path, center):
 
 # --- kept rows ------------------------------------------------------------------------------------
 
-# Rows that both directions keep, that only a forward keeps, and that neither direction keeps.
+# With a pre-gate: rows that both directions keep, that only a forward keeps, that neither keeps.
 KEPT_WIDTHS = (1000, (1 << 14) + 1, (1 << 15) + 1)
 
 
 def results(position):
     """Yield the results of both directions for each width."""
     case = dict.fromkeys(("x", "dy", "weight", "gate"), "bfloat16") | {"gate_position": position}
-    for width in KEPT_WIDTHS:  # 17 rows do not fill groups of rows that are read at once
+    for width in KEPT_WIDTHS:  # up to 4 rows are read at once, and 17 is no multiple of 4
         for direction in ("forward", "backward"):
             sized = case | {"bias": None, "shape": (1, 1, 17, width)}
             yield call_of(f"row_norm_{direction}", sized, OnNumpy()).run()

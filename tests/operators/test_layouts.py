@@ -139,7 +139,7 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
             check(expected, *dense, GROUPS, axis)
             copied.clear()
             results = get_all(on(), run(*views, GROUPS, axis, put=on().put))
-            assert len(copied) == (0 if kind in FITTING else 3)  # x, and later x and dy
+            assert len(copied) == (0 if kind in FITTING else 3)  # forward: x; backward: x, dy
             assert_same_fields(results, expected)
             assert strides(results.y) == strides(results.dx) == strides(dense[0])
             for name, array in drawn.items():

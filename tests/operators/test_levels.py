@@ -74,7 +74,7 @@ def results(name):
 
 @pytest.mark.parametrize(
     "name",
-    [  # float64 converts least, float16 like bfloat16, and both take longest to build
+    [  # float64 and float16 are exhaustive: they take longest to build
         pytest.param(name, marks=pytest.mark.exhaustive if "64" in name or "16, r" in name else ())
         for name in CASES
     ],

@@ -24,15 +24,15 @@ from tests.support.operands import (
 )
 
 all_norms = pytest.mark.parametrize("name", NORMS)
-# Norms, dtypes, and the width on a GPU, where each width needs a build. On a CPU only `LONG` has
-# rows that cores share: such rows need another build, and test_cpu_plans.py tests them.
+# The only norm that is tested with rows so long that a CPU's cores share them: such rows need
+# another build, and test_cpu_plans.py tests them, too.
 LONG = "layer_norm"
-CASES = [
+CASES = [  # name, dtype, and the width on a GPU, where each width needs a build
     ("rms_norm", "float32", 4096),
     ("layer_norm", "float32", 128),
     ("l2_norm", "float32", 33),
     ("normalize", "float32", 1000),
-    # All named norms call `normalize`, whose other dtypes are in test_combinations.py.
+    # Named norms run the kernels of `normalize`; test_combinations.py has these dtypes, too.
     pytest.param("rms_norm", "bfloat16", 20480, marks=pytest.mark.exhaustive),
     pytest.param("normalize", "float16", 33, marks=pytest.mark.exhaustive),
     pytest.param("normalize", "bfloat16", 4096, marks=pytest.mark.exhaustive),
@@ -197,7 +197,7 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
 
 
 def laid_out(on, array, channel_axis, memory):
-    """Copy an array to the device with channels last or first in memory; JAX has only one order."""
+    """Copy an array to the device with channels last or first in memory (JAX has one order)."""
     axis = AXES[memory]
     dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
     axes = list(range(array.ndim))
@@ -226,7 +226,7 @@ def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, dtype, act
 
 
 @all_norms
-def test_the_signatures_are_those_of_the_design(name):
+def test_eps_and_positional_arguments_are_those_of_the_table_of_norms(name):
     eps = inspect.signature(getattr(cunorm, name)).parameters["eps"].default
     assert eps == NORMS[name].eps
     for function in (name, f"{name}_forward", f"{name}_backward"):

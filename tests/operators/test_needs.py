@@ -27,7 +27,7 @@ CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
-    """Return a call: `kind` is a key of GROUP_NORMS, or where a row norm's gate is, or false."""
+    """Return a call: `kind` is a key of GROUP_NORMS, a gate's position, or None (no gate)."""
     if kind in GROUP_NORMS:
         positions, activation = GROUP_NORMS[kind]
         case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}

@@ -40,9 +40,9 @@ def check(kernel, case):
 
 @pytest.mark.parametrize("machine", machines())
 def test_gradients_of_a_gate_or_of_weight_and_gate_are_not_old_memory(machine):
-    """Without dx and center, a post-gate's backward sums over no row: no first pass stores values.
+    """Without dx and center, a post-gate's backward reduces over no row.
 
-    The kernel must not read the memory in which a first pass would store them.
+    So no first pass stores values, and the kernel must not read the memory for such values.
     """
     dtypes = dict.fromkeys(("x", "dy", "gate"), "float16")
     size_case = {"shape": (1, 1, 3, 300), **dtypes, "bias": None}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Norms of published models, written in PyTorch as in the models' sources, and their gradients.
 
-A formula in float64 is as accurate as the oracle, so both agree to some ulps of float64, and the
-kernels are within their bounds of both. A formula in the models' own dtypes gives the same bits as
-the kernels, except where float32 cannot determine the rounding.
+A formula in float64 agrees with the oracle to some ulps of float64, and the kernels are within
+their bounds of the oracle. A formula in the models' own dtypes gives the same bits as the kernels,
+except where float32 cannot determine the rounding.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def gemma(x, weight):
 
 
 def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
-    """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py), in a wide type."""
+    """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py), in float32 or float64."""
     promoted = x.to(torch.promote_types(x.dtype, torch.float32))
     g = torch.nn.functional.silu(gate.to(promoted.dtype))
     if not norm_before_gate:
@@ -105,20 +105,20 @@ LLAMAS = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float1
 
 @pytest.mark.parametrize(("x_dtype", "weight_dtype"), LLAMAS)
 def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weight_dtype):
-    """Both computations of k * r are off by at most 4 ulp, so both round alike far from ties."""
+    """Both compute x * rstd within 4 ulp of float32, so both round it alike far from ties."""
     x, weight = draw("x", SHAPE, x_dtype), draw("weight", SHAPE[-1], weight_dtype)
     expected = on.get(llama(on.put(x), on.put(weight)))
     y = cunorm.rms_norm(x, weight, eps=EPS, round_before_weight=True)
     assert y.dtype == expected.dtype
-    kr = reference.rms_norm(x, eps=EPS)
-    assert (y == expected)[far_from_ties(kr, DTYPES[x_dtype], 4 * ULP)].all()
+    normalised = reference.rms_norm(x, eps=EPS)
+    assert (y == expected)[far_from_ties(normalised, DTYPES[x_dtype], 4 * ULP)].all()
     plain = cunorm.rms_norm(x, weight, eps=EPS, dtype=y.dtype)
     assert np.count_nonzero(plain != expected) > y.size / 10  # so the order of casts matters
 
 
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
 def test_other_published_norms_equal_their_references_to_the_bit(name):
-    """The gate's activation, and the products with gate and weight, add to the 4 ulp of k * r."""
+    """The bound is 4 ulp for x * rstd plus 8 ulp for the products with weight and the gate."""
     formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))

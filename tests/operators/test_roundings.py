@@ -55,7 +55,7 @@ def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
 def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
-    """Sums are of differences from the first channel, and no type is wider than float64."""
+    """x is float64, so sums have no wider type; they are of differences from the first channel."""
     size = (2, positions, groups, channels // groups)
     x = np.random.default_rng(0).standard_normal(size) * 1e-3
     x[..., 0] += 1000
@@ -78,9 +78,9 @@ def test_equal_elements_do_not_add_up_their_roundings(width):
 
 
 def large_beside_equal(rows, width):
-    """Return rows of equal elements beside a larger one, whose square is 2**18 to 2**28 as large.
+    """Return rows of equal elements and a larger one; its square is 2**18 to 2**28 times theirs.
 
-    The square of a small element, or a sum of some, is about half an ulp of the large square.
+    One small square, or the sum of some small squares, is about half an ulp of the large square.
     """
     rng = np.random.default_rng(width)
     large = rng.uniform(1, 4, (rows, 1)) * rng.choice([-1, 1], (rows, 1))
@@ -140,13 +140,13 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
 
 
 def test_gradients_of_rows_that_are_read_in_pairs_do_not_add_up_their_roundings():
-    """A block adds 256 of 8192 rows in 32 runs of 8; one by one, the sum would be 62 units off."""
+    """A block adds 256 of 8192 rows, in 32 runs of 8. A sum row by row would be 62 u off."""
     rows, width, term = 8192, 4100, np.float32(1.0868149)  # rows of more than 16 KiB
     dy, x = (np.broadcast_to(value, (rows, width)) for value in (term, np.float32(0)))
     ones, saved = np.ones(width, np.float32), np.ones(rows, np.float32)
     options = {"rstd": saved, "mean": saved, "needs": ("bias",)}
     dbias = cunorm.layer_norm_backward(dy, x, ones, ones, **options).dbias
-    bound = (8 + 2 + 1) * unit("float32")  # a compensated sum of the runs is 2 units off
+    bound = (8 + 2 + 1) * unit("float32")  # the compensated sum of the runs is 2 u off
     assert_within(dbias.astype(float) / (rows * float(term)), np.ones(width), np.full(width, bound))
 
 
@@ -186,7 +186,7 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
 @pytest.mark.parametrize("far", [100.37, 1.0037e16])
 @pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 8), (1, 4096, 21 * 64)])
 def test_elements_that_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
-    """The mean of the sampled elements is as far from the rest as a group's deviation allows."""
+    """In deviations, the mean of the sampled elements is as far from the group's as possible."""
     in_sample = np.arange(positions) % sampled < (1 if axis == -1 else 64)
     x = np.where(in_sample, np.float32(0), np.float32(far))
     x = np.ascontiguousarray(np.broadcast_to(x, (1, 8, positions)))
@@ -195,7 +195,7 @@ def test_elements_that_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sam
     check_group_forward(f, x, 4, None, None, eps=1e-5, channel_axis=axis)
 
 
-def test_rstd_is_rounded_once_and_with_k_three_times(device):
+def test_rstd_is_rounded_once_and_its_product_with_k_three_times(device):
     forward, rows = run_on(device, cunorm.normalize_forward), 300 if device.is_gpu else 2047
     check_scales(lambda x, c: forward(x, c=c, eps=0.0), rows)
 

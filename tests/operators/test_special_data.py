@@ -22,7 +22,7 @@ axes = pytest.mark.parametrize("axis", [-1, 1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
+def test_a_constant_row_with_center_gives_exactly_bias(device, dtype):
     for width in (33,) if device.is_gpu else (1, 31, 128, 1000, 20481):
         bias = parameters(width, dtype)[1]
         for value in (0.1, 1e4 + 0.3):
@@ -35,7 +35,7 @@ def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
 
 @axes
 def test_a_constant_group_gives_the_activation_of_bias(device, axis):
-    """Bits are equal for any constant, though some constants differ from their rounded mean."""
+    """y has the bits that it has for zeros, and the mean is the constant."""
     sizes = [(1, 10, 5), (31, 10, 1), (3007, 40, 4)]
     for positions, channels, groups in sizes[:2] if device.is_gpu else sizes:
         rng = np.random.default_rng(positions)
@@ -62,7 +62,7 @@ def test_a_constant_group_without_bias_gives_zeros(device, axis):
 
 
 def test_a_row_or_group_of_one_element_has_a_gradient_of_rounded_products_alone(device):
-    """dx is a product that is not rounded, minus its mean: the same product, but rounded."""
+    """dx is a product minus its mean; the mean is the same product, but rounded."""
     x, dy, weight = (draw(name, (500, 1), "float32") for name in ("x", "dy", "weight"))
     saved = cunorm.layer_norm_forward(*map(device.put, (x, weight[0], weight[0])))
     given = [device.put(array) for array in (dy, x, weight[0], weight[0])]
@@ -175,7 +175,7 @@ def test_numbers_that_are_not_finite_affect_only_their_row_or_group(device, kern
 
 
 def test_a_mean_of_many_channels_is_exact_if_the_first_channel_is_far_from_it():
-    """No type is wider than float64 for its sums."""
+    """x is float64, so sums have no wider type than x."""
     samples = Samples(40, (), 350, 5)
     call = call_of("group_norm_forward", {"samples": samples, "x": "float64"}, OnNumpy())
     x = groups_of({"samples": samples}, call.inputs["x"].host)

@@ -83,7 +83,7 @@ def folder() -> Path:
 
 
 def library() -> Path:
-    """Return the path of the library made of these sources; compile it if necessary.
+    """Return the path of the library compiled from SOURCES; compile it if necessary.
 
     Other processes wait for the process that compiles.
     """

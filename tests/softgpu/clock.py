@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The parts of CuPy that only bench needs: events (timed by the host's clock) and copies.
+"""The parts of CuPy that only bench needs: events timed by the host's clock, copies, and others.
 
 The times are the interpreter's, not a GPU's: they only exercise the scripts that measure.
 """
@@ -18,7 +18,7 @@ FREE = 1 << 28  # bytes of free memory; with so few, bench uses fewer sets of ar
 
 
 def add_to(cupy: Any) -> None:
-    """Add these parts to the stand-in for CuPy, and make cunorm use the software GPU's driver."""
+    """Add the parts that only bench needs to `cupy`; make cunorm use the software GPU's driver."""
     driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # in place of libcuda.so.1
     if hasattr(cupy.cuda, "get_elapsed_time"):
         return
@@ -41,7 +41,7 @@ def _copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
 
 
 def _clocked(event: type) -> type:
-    """Return a class of events that record the time at once: work runs when it is queued."""
+    """Return a class of events that store the time of record(): by then, earlier work has run."""
 
     class Event(event):  # type: ignore[misc]
         def record(self, stream: Any = None) -> None:

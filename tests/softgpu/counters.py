@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts what launches on the software GPU access."""
+"""Counts the instructions and the accesses of launches on the software GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Range:
     """The accesses of a launch to one allocation, from address `begin` up to `end`.
 
     `loaded` and `stored` count the bytes of every access, `distinct_*` count each byte once, and
-    `*_sectors` each access's 32-byte sectors. Asynchronous copies load; atomics load and store.
+    `*_sectors` count the 32-byte sectors of each access of a warp. An asynchronous copy counts as a
+    load, an atomic operation as a load and a store.
     """
 
     begin: int
@@ -31,9 +32,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Shared:
-    """Accesses of warps to shared memory, their wavefronts, and the `ideal` without conflicts.
+    """Accesses of warps to shared memory; without bank conflicts they take `ideal` wavefronts.
 
-    A wavefront serves half a warp at 8 bytes a lane, and a quarter of a warp at 16 bytes.
+    A wavefront serves at most a warp at 4 bytes a lane, half a warp at 8 and a quarter at 16 bytes.
     """
 
     accesses: int

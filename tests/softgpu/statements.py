@@ -24,7 +24,10 @@ TYPES = {
 
 
 def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run each (type of r, statements) on the elements a, b and c of arrays; return all r."""
+    """Return an array of r for each body, (type of r, C++ statements).
+
+    The statements set r from a, b and c, the elements of the arrays at one index.
+    """
     names = {dtype: name for name, _, dtype in TYPES.values()} | {np.dtype("u2"): "unsigned short"}
     size = arrays[0].size
     text = "".join(f", const {names[v.dtype]}* p{k}" for k, v in enumerate(arrays)) + ") {"

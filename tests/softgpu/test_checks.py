@@ -18,7 +18,7 @@ RANK = 'unsigned rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
 REMOTE = """float v; asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, 0;"
     "ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"((unsigned)__cvta_generic_to_shared(s)));"""
 
-# For each mistake: the error, the instruction that it names, the block's threads, the kernel.
+# For each mistake: the error, the instruction named in it, the number of threads, the kernel.
 WRONG = {
     "a read past an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
         "volatile float* x) { x[threadIdx.x]; }"),

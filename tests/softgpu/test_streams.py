@@ -115,7 +115,7 @@ def test_memory_is_freed_in_the_order_of_its_own_stream():
         x = cupy.ones(32, "i")
     other.wait_event(stream.record())
     add(x, 1, other)
-    del x  # work on `other` still needs it
+    del x  # work on `other` still needs x
     stream.synchronize()
     with raises("ILLEGAL_ADDRESS.*outside of any allocation"):
         other.synchronize()

@@ -6,10 +6,10 @@ compute type adds one rounding: half an ulp of the element in the storage dtype.
 computations are counted in ulps of float32. Errors of float64 computations are counted in ulps of
 float64, and the counts are doubled, because the oracle computes in float64 and rounds too.
 
-Bounds hold for inputs whose squares neither overflow nor underflow in the compute type. They allow
-for flush-to-zero of subnormals only in a gate's tail.
+Bounds hold for inputs whose squares neither overflow nor underflow in the compute type. Only the
+bounds of gates, activations and products with them allow for a flush of subnormals to 0.
 
-`row_errors`, `gate_bounds` (activations) and `group_bounds` (group norms) derive the bounds.
+`row_errors`, `gate_bounds` (activations) and `group_bounds` (group norms) have the bounds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound
 class Expected(NamedTuple):
     """The exact results of a norm, and bounds of a kernel's errors.
 
-    `errors` has each field's error before it is stored, which broadcasts to the field's shape. The
-    error of a sum over rows is a pair: the sum of the summands' magnitudes, and an error to add.
+    `errors` has, for each field, a function that bounds the field's error before the store. For
+    dweight and dbias it returns two arrays: the sum of abs(summand), and a further error.
     """
 
     exact: Any
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
         if name in ("dweight", "dbias"):
             magnitude, more = error
             return param_grad_bound(exact, magnitude, dtype, self.compute) + more
-        # With the error, a number may exceed a power of two, where an ulp is twice as large.
+        # The error may carry a number past a power of two, where an ulp is twice as large.
         return error + rounding(np.abs(exact) + error, dtype, self.compute)
 
     def check(self, result: Any) -> dict[str, float]:
@@ -67,9 +67,9 @@ class Expected(NamedTuple):
 def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a NormForward of NumPy arrays against the oracle; fields that are None are skipped.
 
-    Takes x, weight, bias, residual, and `row_errors.Options`: eps, which has no default, and the
-    keyword arguments of cunorm.normalize. For `l2_norm`, pass c=1, and eps divided by the width.
-    Returns the worst error of each field in units of its bound.
+    Takes x, weight, bias, residual and, as keywords, residual_dtype and the fields of
+    `row_errors.Options`. For `l2_norm`, pass c=1, and eps divided by the width. Returns the worst
+    error of each field in units of its bound.
     """
     return expected_forward(*given, **options).check(result)
 
@@ -77,17 +77,16 @@ def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
 def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a NormGrads of NumPy arrays against the oracle; fields that are None are skipped.
 
-    Takes dy, x, weight, bias, d_residual and options. x is the array that was normalised: the
-    forward's residual if there is one. Then x_dtype is the dtype of the forward's x, to which
-    round_before_weight rounds. Exact statistics are computed from x, not from those that the kernel
-    got. Returns the worst error of each field in units of its bound.
+    Takes dy, x, weight, bias, d_residual and options. If the forward returned a stream, x is the
+    stream, and x_dtype is the dtype of the forward's x, to which round_before_weight rounds. The
+    oracle computes its own statistics from x. Returns the worst error of each field in units of its
+    bound.
     """
     return expected_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
 def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Expected:
-    """Return the expected results of a forward."""
     more = {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
     compute, stream = compute_type(x, residual, exact.residual), exact.residual
@@ -103,7 +102,6 @@ def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **o
 
 @np.errstate(all="ignore")
 def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Expected:
-    """Return the expected results of a backward."""
     norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
     kwargs = {name: value for name, value in options.items() if name != "eps"}
@@ -129,8 +127,8 @@ def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **o
 def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:
     """Bound the error of dweight or dbias: 8 u times `magnitude`, the sum over rows of |summand|.
 
-    Each summand dy * k * r has the error of r, a few u. The sum over rows, in parts of bounded
-    length, adds about as much. Rounding to the parameter's dtype adds half an ulp.
+    A summand of dweight, dy * k * r, has the error of r, a few u. The sum over rows, in parts of
+    bounded length, adds about as much. Rounding to the parameter's dtype adds half an ulp.
     """
     return count(8, compute) * unit(compute) * magnitude + 0.5 * ulp(exact, dtype)
 

@@ -108,7 +108,7 @@ def change(arrays: dict[str, Any], tag: str = "another") -> None:
 
 
 def elsewhere(array: Any, start: int = 0) -> Any:
-    """Return other numbers in the same shape, `start` elements after the start of new memory."""
+    """Return other numbers in the same shape; the array begins at element `start` of its memory."""
     size = int(np.prod(array.shape))
     numbers = to(kind_of(array), draw(f"elsewhere {start}", start + size, "float32"))
     return numbers[start:].reshape(array.shape)
@@ -184,7 +184,7 @@ class Call:
         return given.get("y") if self.result is None else self.result(**given)
 
     def run(self, without: str | None = None, **more: Any) -> Any:
-        """Make the call, which writes its results to `out`."""
+        """Make the call, with all arrays of `parts` given, except the one that `without` names."""
         out = self.out_of({field: a for field, a in self.out.items() if field != without})
         has_workspace = self.workspace is not None and without != "workspace"
         workspace = {"workspace": self.workspace} if has_workspace else {}
@@ -262,7 +262,7 @@ def cached_calls_only() -> Iterator[None]:
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the named pointers of each launch; copying an operand fails."""
+    """Return a list that gets each call's addresses by name; copying an operand fails."""
     launches = []
     loaded = internals._dispatch.load
 

@@ -45,7 +45,7 @@ FACTORS: dict[str, dict[str, Any]] = {
 
 
 def cover(kernel: str, fixed: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return a cover of all pairs of choices; `fixed` replaces factors, a seed adds choices."""
+    """Return a cover of all pairs of choices; `fixed` replaces choices, a seed adds choices."""
     factors = choices_of(kernel, fixed, is_seeded=seed is not None)
     if seed is not None:
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
@@ -66,7 +66,7 @@ def choices_of(kernel: str, fixed: Mapping[str, Any], *, is_seeded: bool) -> dic
 def _legal(case: Case) -> Case:
     """Return a valid case: a result written over an array has that array's dtype.
 
-    If none of the operands in `needs` is present, add x, so that there is a result.
+    If none of the operands in `needs` is present, add x to `needs`, so that there is a result.
     """
     more, needs = {}, case.get("needs", ("x",))
     if not any(name == "x" or case.get(name) for name in needs):
@@ -98,7 +98,7 @@ def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
     # In place, no two elements of an array may share memory.
     first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
     arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
-    # Far from zero, a mean's rounding may cross the corner of relu.
+    # Far from zero, the rounding of the mean may move a number across the corner of relu.
     far = draw.choice([False, True]) and case.get("activation") != "relu"
     return case | arrangement | {"far": far}
 
@@ -106,16 +106,16 @@ def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
 # --- builds ---------------------------------------------------------------------------------------
 
 LAYOUTS = {"channels_last": (True, False), "channel_axis": (-1, 1)}
-# Factors that are not compiled in have few choices here, and `builds` rotates activations.
+# Factors that do not change a build have few choices here. `builds` chooses the activations.
 _FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
 _OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
 _OF_GROUPS_BUILT = _FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
 
 
 def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
-    """Return a cover of the compiled factors; the activations rotate."""
+    """Yield a cover of the factors that change a build; activations rotate from case to case."""
     fixed = _OF_GROUPS_BUILT if "group" in kernel else _OF_ROWS
-    if "backward" in kernel and seed is None:  # only dy may be float16
+    if "backward" in kernel and seed is None:  # no operand but dy may be float16
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
     fixed = fixed | more
     fixed = {
@@ -148,7 +148,7 @@ _FORMS = {
 
 
 def machine_builds(kernel: str, seed: int | None = None) -> list[Case]:
-    """Return a cover of the compiled factors, all machines and, for a backward, all `needs`.
+    """Cover the factors that change a build, all machines and, for a backward, all `needs`.
 
     Without a seed, a gate's position and `center` are one factor.
     """

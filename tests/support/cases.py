@@ -31,15 +31,15 @@ _NORM = {
 }
 # The options that affect the statistics.
 _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
-# The default case. A dtype of None means that an operand is absent, that a result has x's dtype, or
-# that a gradient has its operand's. `stream` is "+ float32" for a residual of float32, "as float32"
-# for a residual_dtype of float32. `shape` ends with the width of a group (named layouts need three
-# axes before it); group norms have `samples` instead. `layouts` is the layout of all operands; or
-# the index of the first operand's layout, and layouts rotate; or functions, used in rotation, that
-# allocate an array of a shape and dtype (`results` has such functions for results). `given` names
-# the results that get arrays; None means all but the statistics. `picked` has the indices of the
-# rows or samples to keep; None keeps all. `values` is the kind of numbers in x and residual,
-# `scale` their factor; `dy_scale` is the factor of dy and d_residual.
+# The default case. An operand whose dtype is None is absent; y and dx have x's dtype if theirs is
+# None, dgate has the gate's. `stream` is "+ float32" for a residual of float32, "as float32" for a
+# residual_dtype of float32. `shape` ends with the width of a group (named layouts need three axes
+# before it); group norms have `samples` instead. `layouts` is the name of one layout; or an index,
+# from which the named layouts rotate; or functions, used in rotation, that allocate an array of a
+# shape and dtype. `results` has such functions for results. `given` names the results that get
+# arrays; None gives arrays to all results of x's shape. `picked` has the indices of the rows or
+# samples to keep; None keeps all. `values` is the kind of numbers in x and residual, `scale` their
+# factor; `dy_scale` is the factor of dy and d_residual.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -74,7 +74,7 @@ class Call(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the call."""
         inputs = {name: self._passed(placed) for name, placed in self.inputs.items()}
-        if self.kind == "dlpack" and "workspace" in inputs:  # by DLPack cunorm takes no uint8
+        if self.kind == "dlpack" and "workspace" in inputs:  # cunorm takes no uint8 by DLPack
             inputs["workspace"] = self.inputs["workspace"].array
         out = [self._passed(placed) for placed in self.out]
         given = {"out": type(self.out)(*out)} if any(self.out) else {}
@@ -271,7 +271,7 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
 
 
 def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
-    """Place dx, dgate and dresidual (over inputs if in place), and sums that `given` names."""
+    """Place dx and dgate (in place: over inputs), dresidual, and the sums that `given` names."""
     found: dict[str, Placed] = {}
     x_dtype, named = case["dx"] or case["x"], {*(case["given"] or ())}
     if "x" in needs:
@@ -294,7 +294,7 @@ def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, P
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Undo accumulations: of all addends that round to a sum, return the one nearest to exact."""
+    """Subtract `before`; of all differences that the rounding allows, take the nearest to exact."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))

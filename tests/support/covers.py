@@ -30,8 +30,8 @@ def pairwise(
 
     The algorithm is greedy: each case starts from a missing pair. From every other factor it takes
     the choice that adds most missing pairs; of several such choices, the least used. The same
-    factors give the same cases. The number of cases is hardly above its minimum, the product of the
-    lengths of the two longest factors.
+    factors give the same cases. If no choice is idle, the number of cases is at least the product
+    of the lengths of the two longest factors, and often little more.
     """
     if len(factors) < 2:
         return list(everything(factors))

@@ -26,7 +26,7 @@ from tests.support.internals import (
 
 Make = Callable[[tuple[int, ...], str], Any]
 
-LARGE = 32 << 20  # bytes of a float16 result, too large for any CPU's cache
+LARGE = 32 << 20  # bytes of a bfloat16 result that bypasses the caches of any CPU
 COMMON = {
     "x": ["bfloat16", "float32", "float64"],
     "weight": ["auto", False, "float32"],
@@ -50,7 +50,7 @@ FACTORS = COMMON | {
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
 # Samples, positions and channels. With some of these shapes, cores of a CPU share samples; with
-# some, results are too large for a cache.
+# others, results bypass the caches.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,
@@ -105,7 +105,7 @@ def stores_past_caches(build: KernelBuild) -> bool:
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a test empty caches of builds and calls; restore the former caches after it."""
+    """Give a test empty caches of builds and calls; restore the former caches after the test."""
     monkeypatch.setattr(_compile, "loaded", OnceMap())
     empty_call_cache(monkeypatch)
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Error bounds of an activation g and its derivative g'.
 
-g' is a sum of at most two terms. One of them, T, contains an exponential of an argument a(z), and
-the derivative of a(z) as a factor. In the exponential's tail, the rounding of a(z) matters.
+g' is a sum of at most two terms. One term, here called T, contains an exponential of an argument
+a(z). In the exponential's tail, the rounding of a(z) matters.
 
     sigmoid, tanh   g' = T                  a = z, 2z
     silu            g' = s(z) + T           a = z           T = z * s'(z)
     gelu            g' = Phi(z) + T         a = z**2 / 2    T = z * phi(z)
-    gelu_tanh       g' = s(2u) + T          a = 2u          T = z * s'(2u) * 2u'
+    gelu_tanh       g' = s(2v) + T          a = 2v          T = z * s'(2v) * 2v'
 
-s is the sigmoid, u = sqrt(2/pi) * (z + 0.044715 z**3). identity and relu are exact.
+s is the sigmoid, v = sqrt(2/pi) * (z + 0.044715 z**3), u is `unit`. identity and relu are exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def gate_of(z: Array, activation: str, dtype: str, compute: str) -> Gate:
 
 @np.errstate(all="ignore")
 def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16") -> Array:
-    """Bound the error of g(z): 4 ulp of g(z), and 2 u of abs(z * T).
+    """Bound the error of g(z): 4 ulp(g(z)) + 2 u * abs(z * T).
 
     exp, tanh or erfc is within 2 ulp; a sum, a division and the product with z round once each.
     An exponential's argument is a rounded product with a rounded constant. A gate of a wider dtype
@@ -62,12 +62,12 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
 
 @np.errstate(all="ignore")
 def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
-    """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
+    """Bound the error of g'(z): 8 u * (sum of the terms' sizes) + 2 u * abs(z * a' * T).
 
     The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each term is
-    e / (1 + e)**2 or similar, with an exponential e: 4 u for e, and 4 roundings. The rounding of
-    e's argument a changes e by 2 u of a, and a is at most z * a'. If a factor is flushed to 0,
-    the product of the others is at most z**3.
+    e / (1 + e)**2 or similar, with an exponential e that is within 4 u; 4 roundings follow. The
+    argument a of e is off by up to 2 u * abs(a) <= 2 u * abs(z * a'), which e has as a relative
+    error, too. If a factor of a term is flushed to 0, the others are at most (1 + abs(z))**3.
     """
     if activation in EXACT:
         return np.zeros(z.shape)

@@ -15,7 +15,7 @@ class OnNumpy:
     """NumPy arrays, which need no copy."""
 
     is_gpu = False
-    behind = 64  # bytes behind an array, where a store would not fault
+    behind = 64  # bytes to check behind an array, because a store there does not fault
 
     def put(self, array: Any) -> Any:
         return array

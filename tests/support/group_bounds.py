@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Error bounds of a group norm.
 
-A group of a sample, with D channels and R positions, is like a row of a row norm. If there
-is no activation, n = weight * xhat + bias, n's gradient h is dy, and `row_errors` has the bounds.
+A group of a sample is like a row of a row norm. Without an activation, y is n = weight * xhat +
+bias, and `row_errors` has the bounds.
 
-An activation phi propagates the error of n and adds its own: y = phi(n) in the forward, h = dy *
-phi'(n) in the backward. This h has the role that dy * g has in a row norm with a post-gate g.
+With an activation phi, y is phi(n), and the gradient of n is h = dy * phi'(n). In a row norm with a
+post-gate g, the gradient of n is dy * g. So phi'(n) is passed to `row_errors` as such a g.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ def check_group_backward(grads: Any, *given: Any, **options: Any) -> dict[str, f
 def expected_group_forward(
     x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1
 ) -> Expected:
-    """Return the expected results of a forward."""
     options = {"eps": eps, "channel_axis": channel_axis}
     exact = reference.group_norm_forward(
         x, num_groups, weight, bias, activation=activation, **options
@@ -58,7 +57,6 @@ def expected_group_forward(
 def expected_group_backward(
     dy, x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1
 ) -> Expected:
-    """Return the expected results of a backward."""
     f = reference.group_norm_forward(x, num_groups, eps=eps, channel_axis=channel_axis)
     options = {
         "mean": f.mean,
@@ -105,7 +103,7 @@ def like(x: Array, rows: Array, channel_axis: int) -> Array:
 
 
 def y_error(rows: Rows, activation: str) -> Array:
-    """Bound the error of y = phi(n) before the store: n's error times phi', plus phi's own."""
+    """Bound the error of y = phi(n) before the store: n's error times phi', plus `gate_error`."""
     error, slope = rows.n_error(), ACTIVATIONS[activation].slope
     slopes = [np.abs(slope(rows.n + step * error)) for step in (-1, 0, 1)]
     own = gate_error(rows.n, activation, rows.compute, rows.compute)
@@ -113,13 +111,12 @@ def y_error(rows: Rows, activation: str) -> Array:
 
 
 def activation_slope(rows: Rows, activation: str) -> Gate:
-    """Return phi'(n) and its error as a gate after the norm, because it is a factor of h.
+    """Return phi'(n) and its error as a gate after the norm.
 
-    The backward recomputes n from the rounded mean, with the error of the forward. The mean's
-    rounding error, at most half an ulp, is known only after the pass over x, and that pass already
-    needs phi'. The rounding error therefore affects phi', while xhat is corrected. If weight is 0,
-    n is exactly bias, on the right side of relu's corner; on the wrong side, phi' is off by 1.
-    Arithmetic with the inexact h adds the 8 ulp of `row_errors`.
+    The backward computes n from the rounded mean, which adds `shift` to the error that n has in the
+    forward. (Only later steps correct for this rounding.) If weight is 0, n is exactly bias.
+    `row_errors` allows 8 ulp for arithmetic with the exact h. The computed h has the error of phi',
+    so this error is multiplied by 1 + 8 ulp.
     """
     shift = np.abs(rows.w) * rows.rstd * 0.5 * ulp(rows.mean, rows.compute)
     n_error = np.where(rows.w == 0, 0.0, rows.n_error() + shift)
@@ -134,8 +131,8 @@ def activation_slope(rows: Rows, activation: str) -> Gate:
 def slope_change(n: Array, error: Array, activation: str) -> Array:
     """Bound the change of phi' between n and a value that is off by `error` or less.
 
-    The bound is the error times the largest phi'' at five points around n: the error may be large
-    if the mean is far from 0. The slope of relu is a step.
+    The bound is the error times the largest phi'' at five points around n, because the error may be
+    large if the mean is far from 0. The slope of relu jumps from 0 to 1.
     """
     if activation == "relu":
         return np.where((np.abs(n) <= error) & (error > 0), 1.0, 0.0 * n)

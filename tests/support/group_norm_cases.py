@@ -49,7 +49,7 @@ def run(
     forward: dict[str, Any] | None = None,
     backward: dict[str, Any] | None = None,
 ) -> Results:
-    """Run both directions with float32 parameters and silu; add options of each."""
+    """Run both directions with float32 parameters and silu; `forward`, `backward` add options."""
     channels = x.shape[channel_axis]
     weight, bias = (put(optional(name, channels, "float32")) for name in ("weight", "bias"))
     options = {"activation": "silu", "channel_axis": channel_axis}

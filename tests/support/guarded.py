@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory between two pages that no access may touch."""
+"""Memory between two pages on which any access faults."""
 
 from __future__ import annotations
 

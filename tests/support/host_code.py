@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compile and run loops that call the CPU build's headers, on several machines; roundings."""
+"""Compile and run loops that use the kernels' headers; compute exact roundings to 16 bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.operands import DTYPES
 
 INCLUDE = Path(_compile.__file__).parent / "include"
 HOST = INCLUDE / "host"
-MACHINES = {  # and the CPU flags that they need
+MACHINES = {  # values of -march, and the CPU flags that their code needs
     "native": set(),
     "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
     "x86-64": {"sse2"},
@@ -34,7 +34,7 @@ def runs_here(machine: str) -> bool:
 
 
 def for_machine(machine: str) -> tuple[str, ...]:
-    """Return the shipped options of the CPU build, with another -march, and exported loops."""
+    """Return the shipped options of CPU builds, with a given -march and with exported functions."""
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     return (f"-march={machine}", *_compile._OPTIONS, "-fvisibility=default")
@@ -91,8 +91,8 @@ def magnitudes(narrow: str) -> Any:
 def nearest_even(narrow: str, values: Any) -> Any:
     """Return the bits of values rounded to nearest even, by search in the table of all results.
 
-    The bits of the finite values and infinity count up from 0, so an even fraction has an even
-    index. All midpoints are exact in float64.
+    The index of a value in the table is its bits: an even index means an even fraction. All
+    midpoints are exact in float64.
     """
     table = magnitudes(narrow)
     midpoints = (table[:-1] + table[1:]) / 2

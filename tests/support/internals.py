@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The only module of the tests that imports private names of cunorm."""
+"""Private names of cunorm that tests use; `jax_frames` has those of `cunorm.jax`."""
 
 from functools import partial
 from importlib import import_module
@@ -149,7 +149,7 @@ __all__ = [
     "workspace_size",
 ]
 
-# The scalars that a public function passes to each operator.
+# By operator name: the OpDef, and scalars that a public function passes to it.
 SCALARS = {
     op.name: (op, scalars)
     for op, scalars in (
@@ -173,7 +173,7 @@ def contiguous_plan(op, rng):
         needs = tuple(name for name in _row_spec.NEEDS if rng.random() < 0.7) or ("weight",)
         scalars = _row_spec.backward_scalars("f", options, needs=needs)
     spec = parse(op, scalars)
-    # Only centered rows have a mean, and statistics are float64 if x is.
+    # These rows are not centered, so they have no mean. Statistics are float64 if x is.
     x = rng.choice([*DTYPES.values()])
     dtypes = {
         slot.name: rng.choice([*DTYPES.values()])
@@ -245,6 +245,6 @@ def view_at(pointer, spec):
 
 
 def workspace_size(compute, rows, sm_count):
-    """Return the bytes of one parameter's partial sums; on a CPU if sm_count is None."""
+    """Bound the bytes of one parameter's partial sums; on a CPU if sm_count is None."""
     caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
     return workspace_bound(Geometry((), compute, 0, rows), 1, caps)

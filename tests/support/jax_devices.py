@@ -38,12 +38,12 @@ def assert_close(actual, expected):
 
 @jax.jit
 def exact(x, residual, weight):
-    """Return the formula's gradients."""
+    """Return the gradients of `loss` of the formula in plain JAX."""
     return jax.grad(partial(loss, jax_formulas.add_rms_norm), ARGNUMS)(x, residual, weight)
 
 
 def check_shard_map(mesh):
-    """Check gradients outside and inside of shard_map, and a gradient for each row."""
+    """Check gradients outside and inside of shard_map, and the gradient of weight for each row."""
     specs, right = (P("d"), P("d"), P()), exact(X, RESIDUAL, WEIGHT)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
 
@@ -65,7 +65,7 @@ def check_shard_map(mesh):
 
 
 def check_frozen_operands_in_shard_map(mesh):
-    """Check each gradient of two norms alone, while the other operands are frozen."""
+    """Check a norm of a norm: each operand's gradient, while the other operands are frozen."""
     other = jnp.flip(WEIGHT)
 
     def total(norm, x, weight, other):

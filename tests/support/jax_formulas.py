@@ -40,7 +40,7 @@ def group_norm(
     activation: str | None = None,
     channel_axis: int = -1,
 ) -> Any:
-    """Return y of a group norm; an activation, if given, is taken as silu."""
+    """Return y of a group norm; any `activation` means silu."""
     last = jnp.moveaxis(x, channel_axis, -1)
     groups = last.reshape(x.shape[0], -1, num_groups, last.shape[-1] // num_groups)
     q = groups - groups.mean((1, 3), keepdims=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The custom calls of cunorm.jax in lowered code, and call frames like XLA's.
 
-Only this module imports private names of `cunorm.jax` for tests.
+Tests import private names of `cunorm.jax` from here.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Frame:
 
     def handle(self, run: Any) -> int | None:
         """Pass the frame to a handler that does not know its API yet."""
-        _handler._known_apis.clear()  # XLA's API keeps its address, the fakes do not
+        _handler._known_apis.clear()  # it has the addresses of APIs; a new fake may reuse one
         return _handler.handler(run)(ctypes.addressof(self.frame))
 
     def _keep(self, thing: Any) -> Any:

@@ -35,7 +35,7 @@ class ForeignBefore1(Foreign):
 
 
 class OnDlpack(OnNumpy):
-    """Foreign objects, which wrap NumPy arrays (of bfloat16: tensors); results are NumPy arrays."""
+    """Foreign objects, which wrap NumPy arrays (tensors for bfloat16); results are NumPy arrays."""
 
     def put(self, array: Any) -> Any:
         return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)
@@ -60,7 +60,7 @@ class ForeignOnCuda(Foreign):
         return (2, self.array.data.device_id)
 
     def __dlpack__(self, *, stream: int, max_version: Any = None) -> Any:
-        """Return NumPy's capsule, which needs no access to memory, with the array's device."""
+        """Return NumPy's capsule, with the array's device; this does not access the memory."""
         self.streams.append(stream)
         array = self.array
         raw = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)

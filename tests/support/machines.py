@@ -46,7 +46,7 @@ def machines() -> tuple[str, ...]:
 
 @contextmanager
 def compiled_for(machine: str, headers: Path | None = None) -> Iterator[None]:
-    """Compile for a machine, at the test's level, with these headers, by default poisoned."""
+    """Compile for a machine, at the test's level, with `headers`, by default poisoned ones."""
     headers = headers or _poisoned()
     options = os.environ.get("CUNORM_CXXFLAGS", "")
     more = "" if machine == "native" else f" -march={machine}"

@@ -28,7 +28,7 @@ from tests.support.internals import (
     cuda_schedule,
 )
 
-ROWS = 1 << 20  # enough for all blocks
+ROWS = 1 << 20  # enough for all blocks of a GPU
 
 # The choices. An operand has x's dtype ("x") or a named dtype; None means absent.
 COMMON = {
@@ -36,7 +36,7 @@ COMMON = {
     "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
     "weight": (None, "x", "float32"),
     "access": (1, 2, 16),
-    # No features; all features of the GPU; all, with clusters of at most 8 blocks.
+    # No features; all features of the GPU; all features, but clusters have at most 8 blocks.
     "features": ("none", "all", "clusters of 8"),
 }
 SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
@@ -197,5 +197,5 @@ def group_cover(architecture: str) -> list[Launch]:
         for case in cases(kind)
         for launch in group_launches(case, architecture)
     ]
-    found.sort(key=lambda launch: launch.shared)  # of each build, the last is kept
+    found.sort(key=lambda launch: launch.shared)  # the dict keeps a build's largest launch
     return list({launch.build: launch for launch in found}.values())

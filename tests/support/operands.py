@@ -89,7 +89,7 @@ def weight_and_bias(given: dict[str, Array]) -> tuple[Array | None, Array | None
 
 
 def saved(norm: Norm, forward: Any) -> dict[str, Any]:
-    """Return the arguments of the backward from a forward's result."""
+    """Return the arguments of the backward that are in a forward's result."""
     return {"rstd": forward.rstd} | ({"mean": forward.mean} if norm.center else {})
 
 

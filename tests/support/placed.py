@@ -79,10 +79,10 @@ class Samples(NamedTuple):
 
 
 class Placed:
-    """An array that begins some elements off a boundary and ends at the end of its memory.
+    """An array that begins `offset` elements after an aligned address, in memory of its size.
 
     Its shape, strides and dtype are those of `like`. Elements that get no values are poison. There
-    is also poison between elements and, if a store behind the array would not fault, behind it.
+    is also poison between elements, and in `on.behind` more bytes behind the array.
     """
 
     def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
@@ -111,13 +111,13 @@ class Placed:
         self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
-        """Check that the memory is unchanged; if `written`, only the memory between elements."""
+        """Check that the memory is unchanged; if `written`, only the memory that has no element."""
         raw, part = self._on.get(self._raw), self._between if written else slice(None)
-        assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
+        assert (raw[part] == self.bytes[part]).all(), "a store outside of the results"
 
 
 def numbers(rng: np.random.Generator, shape: Shape, kind: str) -> Array:
-    """Draw "normal" numbers, multiples of a quarter, heavy "tails", "equal" numbers or "zeros"."""
+    """Draw numbers: "normal", "quarters" (multiples of 1/4), heavy "tails", "equal" or "zeros"."""
     if kind == "tails":
         return np.clip(rng.standard_t(2, shape), -1000, 1000)
     if kind in ("equal", "zeros"):
@@ -144,9 +144,9 @@ class Draws:
     values : str
         The kind of `numbers` of operands that are not `near` (see `large`).
     scale : float
-        A factor of the numbers of these operands.
+        The factor of operands that are not `near`.
     far : bool
-        Whether operands that are not `near` have the mean 1e4, not 0; their deviation is 1.
+        Whether 1e4 is added to operands that are not `near`, before `scale` multiplies them.
     offset : int
         How many elements after a boundary each operand begins.
     pick : callable

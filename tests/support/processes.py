@@ -34,7 +34,7 @@ SETUP = textwrap.dedent("""
 
 
 def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
-    """Run a script, and return its output; the script fails if it raises or hangs."""
+    """Run a script, and return its output; the test fails if the script raises or hangs."""
     # Python 3.12 warns about forks of processes with threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
     finished = subprocess.run(

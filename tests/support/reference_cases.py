@@ -14,7 +14,7 @@ ROWS = ("x", "residual", "dy", "d_residual", "gate")
 
 
 def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNamespace:
-    """Draw the operands of a norm; weight and bias have the last axis, or `parameter`'s shape."""
+    """Draw the operands of a norm; weight and bias have the last axis, or the shape `parameter`."""
     rng = np.random.default_rng(seed)
     arrays = {name: rng.standard_normal(shape) for name in ROWS}
     parameter = shape[-1:] if parameter is None else parameter
@@ -29,7 +29,7 @@ def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNa
 def row_norm(
     a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **options
 ) -> tuple[Any, Any]:
-    """Run both directions with the operands `given` among residual, weight, bias and gate."""
+    """Run both directions; `given` names operands out of residual, weight, bias and gate."""
     arrays = {name: getattr(a, name) for name in given}
     residual = arrays.pop("residual", None)
     f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **options)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.calls import Call, call_of, parameters_of
 from tests.support.operands import at
 
-# Options of the valid call before each wrong call: many wrong values equal one of these.
+# Options of the valid call before each wrong call. Many wrong values equal these, as True == 1.
 RIGHT = {"axis": 1, "groups": 1, "weight_offset": 1.0, "eps": 1.0, "c": 2}
 OWN = "expected memory of its own"
 IN_PLACE = f"{OWN} (or exactly the memory, shape, strides and dtype of an input)"
@@ -31,7 +31,7 @@ Table = dict[str, list[Case]]
 
 
 def each(names: Iterable[str], error: type[Exception], text: str, **change: Any) -> list[Case]:
-    """Return the same error for several functions, each with the arguments that it takes."""
+    """Return a case with this error for each function, with those changes that it takes."""
     return [
         Case(name, error, text, {key: change[key] for key in change.keys() & parameters_of(name)})
         for name in names
@@ -44,7 +44,7 @@ def rows_of(table: Table) -> pytest.MarkDecorator:
 
 
 def check_refused(cases: Iterable[Case]) -> None:
-    """Make each wrong call after a valid one on the same arrays, with and without given memory."""
+    """Make each wrong call after a valid one on the same arrays, without and with `out`."""
     for case in cases:
         call = call_of(case.name, **RIGHT)
         call.make()

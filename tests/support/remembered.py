@@ -19,7 +19,7 @@ def caches() -> list[Any]:
 
 
 def name(cache: Any) -> str:
-    """Return the name of a memoized function; a partial one has that of its function."""
+    """Return the name of a memoized function; a partial has its function's name."""
     function = cache.__wrapped__
     if isinstance(function, partial):
         function = function.func

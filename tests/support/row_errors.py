@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The intermediate values of a row norm, up to n and dp, and their error bounds.
+"""The intermediate values of a row norm, and their error bounds.
 
-Arrays are [rows, groups, d] here, and a row is the last axis. "ulp" is the spacing of the numbers
-of the compute type, u is half of the spacing at 1. Two options add errors to those of a plain norm:
+    p = s * g (pre-gate) or s    q = p or p - mean(p)    r = q * rstd    k = c / sqrt(d) or 1
+    n = k * r * w + bias         y = n * g (post-gate) or n              w = weight + weight_offset
 
-- a gate's activation, see `gate_bounds`. Before the norm, its error changes p, the statistics, r
-  and dp; after the norm, it changes y and dr;
-- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result is rounded too, but
-  next to a tie, a k * r within its bound can round to the other side.
+s is x or the stream, g the gate after its activation; dn, dr, dq, dp and ds are gradients. Arrays
+are [rows, groups, d], and a row is the last axis. "ulp" is the spacing of the numbers of the
+compute type, u is half of the spacing at 1. Bounds are sums of first-order errors, each at its
+largest. Two options add errors:
 
-Bounds are to first order, with each error at its largest.
+- a gate's activation (see `gate_bounds`). The error of a pre-gate changes p, the statistics, r and
+  dp; the error of a post-gate changes y and dr;
+- `round_before_weight` rounds k * r to a narrow dtype. The exact result is rounded too, but next to
+  a tie, a k * r within its bound can round to the other side.
 """
 
 from __future__ import annotations
@@ -75,10 +78,10 @@ class Rows:
             self._add_pre_gate(self.before)
         self.k = 1.0 if options.c is None else options.c / math.sqrt(self.r.shape[-1])
         self.w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
-        self.w_error = 0.0  # a sum with weight_offset can be much smaller than its terms
+        self.w_error = 0.0  # the rounding of a wider weight: large relative to w if w is near 0
         if weight is not None and options.weight_offset:
             self.w_error = rounding(options.parameter(weight), compute, str(weight.dtype))
-        self.kr, self.kr_error = self.k * self.r, None  # None where kr is not rounded
+        self.kr, self.kr_error = self.k * self.r, None  # None: kr is not rounded
         if options.round_before_weight and narrows(str(rounded_to), compute):
             self._round(rounded_to)
         self.n = self.kr * self.w + (0.0 if bias is None else options.parameter(bias))
@@ -93,11 +96,11 @@ class Rows:
         self.kr_error = np.maximum(*apart)
 
     def _add_pre_gate(self, gate: Gate) -> None:
-        """Propagate the error e of p = s * g, from g and from the product, to the statistics.
+        """Propagate e, which bounds the error of p = s * g, to the mean, rstd and r.
 
-        The mean changes by at most mean(e), rstd by the factor 1 + rstd**2 * mean(abs(q) * e). q
-        changes by e. With center it changes by e - mean(e), at most e * (1 - 2/d) + mean(e),
-        because mean(e) contains e.
+        The mean changes by at most mean(e), and rstd by the factor 1 + rstd**2 * mean(abs(q) * e).
+        q changes by at most e or, with center, e * (1 - 2/d) + mean(e): an element's own error is
+        also a summand of the mean's error.
         """
         s, r = self.s, self.r
         error = np.abs(s) * gate.value_error + product_error(s * gate.value, self.compute)
@@ -109,23 +112,23 @@ class Rows:
         self.r_error = self.rstd * q_error + np.abs(r) * self.added_to_rstd
 
     def mean_error(self) -> Array:
-        """Bound the error of mean: one ulp of mean, and 4 u of the deviation (8 u for wide rows).
+        """Bound the error of mean: ulp(mean) + 4 u / rstd (8 u for wide rows).
 
-        The mean is a shift plus a correction of the deviation's size, at most 1/rstd.
+        The mean is a shift plus a correction of about the standard deviation, which is <= 1 / rstd.
         """
         units = count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return ulp(self.mean, self.compute) + units / self.rstd + self.added_to_mean
 
     def rstd_error(self) -> Array:
-        """Bound the error of rstd: 4 ulp of 1, relative to rstd, as for y (8 for wide rows)."""
+        """Bound the error of rstd: 8 u * rstd (16 u for wide rows), plus that of a pre-gate."""
         units = 2 * count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return self.rstd * (units + self.added_to_rstd)
 
     def n_error(self) -> Array:
         """Bound the error of n, for each row or, if kr is rounded, for each element.
 
-        A rounded kr is exact except near a tie. Then weight + weight_offset, the product and the
-        sum with bias round once each. weight and bias of a wider dtype are rounded first.
+        A rounded kr is exact except near a tie. The later operations round once each: weight +
+        weight_offset, the product, the sum with bias. A wider weight or bias is rounded first.
         """
         terms = np.abs(self.kr * self.w)
         if self.kr_error is None:
@@ -145,7 +148,7 @@ class Rows:
     def ds_error(self, dy: Array, d_residual: Array | None = None, dtype: str = "float32") -> Array:
         """Bound the error of ds = dp * g + d_residual before the store.
 
-        Without a pre-gate, d_residual is a term of the sum dp.
+        Without a pre-gate, ds is dp + d_residual, and `dp_error` bounds this sum.
         """
         if self.before is None:
             return self.dp_error(dy, d_residual)
@@ -158,9 +161,10 @@ class Rows:
         return error
 
     def dgate_error(self, dy: Array) -> Array:
-        """Bound dgate's error before the store; it is g' * dp * s, or g' * dy * n for a post-gate.
+        """Bound the error of dgate before the store.
 
-        There are three roundings: two products, and a dy of a wider dtype.
+        dgate is g' * dp * s for a pre-gate, g' * dy * n for a post-gate. Two products and a dy of a
+        wider dtype are rounded.
         """
         if self.before is None:
             gate, factor, error = self.after, dy * self.n, np.abs(dy) * self.n_error()
@@ -173,8 +177,8 @@ class Rows:
     def dp_error(self, dy: Array, d_residual: Array | None = None) -> Array:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
-        The bound is 8 ulp of the largest term (16 for wide rows), because terms may cancel. It is
-        twice the bound of y, because rstd and the sums are used three times. Gates add errors.
+        The bound is 8 ulp of the largest term (16 for wide rows), because terms may cancel. This is
+        twice as much as for n, because r and m contain rstd, too. Gates add errors.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -193,9 +197,9 @@ class Rows:
         return error + self.added_to_rstd * np.abs(self.dp(dy)) + self.rstd * inner
 
     def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
-        """Return, for each element, the |summand| that gets 8 u, and its further error.
+        """Return abs(summand), which `param_grad_bound` multiplies by 8 u, and a further error.
 
-        With center, r also has the rounding of the mean's correction, up to 2 u.
+        With center, the rounding of the mean's correction changes r by up to 2 u = 0.25 * 8 u.
         """
         dn = np.abs(self.dn(dy))
         if self.kr_error is None:
@@ -208,7 +212,7 @@ class Rows:
         return size, error
 
     def dbias_terms(self, dy: Array) -> tuple[Array, Array]:
-        """Return, for each element, the |summand| that gets 8 u, and its further error."""
+        """Return abs(summand) and a further error, as `dweight_terms` does."""
         error = 0.0 if self.after is None else self.after.value_error
         return np.abs(self.dn(dy)), np.abs(dy) * error
 
@@ -227,11 +231,11 @@ class Rows:
 
 
 def n_bound(n: Array, terms: Array, compute: str) -> Array:
-    """Bound the error of n for each row: 4 ulp of the largest term or sum; 8 for wide rows.
+    """Bound the error of n for each row: 4 ulp of the largest of n and `terms`; 8 for wide rows.
 
-    rstd has the sums' rounding, an ulp or two; the mean is off by less than an ulp of the
-    deviation; q, the products with rstd, k and weight, and the sum with bias round once each. The
-    worst of 3 million rows of 2 to 32 elements was 3.9 ulp.
+    rstd is off by an ulp or two, and the mean by less than an ulp of the standard deviation. Then
+    q, the products with rstd, k and weight, and the sum with bias are rounded once each.
+    The worst of 3 million rows of 2 to 32 elements was 3.9 ulp.
     """
     scale = row_max(np.maximum(np.abs(n), np.abs(terms)))
     return count(4, compute, n.shape[-1]) * ulp(scale, compute)

@@ -12,9 +12,9 @@ from tests.support.ulps import ulp
 def check_scales(forward, rows):
     """Check `forward(x, c)` with eps = 0: the error of rstd is hardly above half an ulp.
 
-    A row is (1, b) with an integer b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd, where k = c / sqrt(2). Half an ulp of rstd, or of k, is at most one ulp of their
-    product; with the product's own rounding, the error is at most 2.5 ulps.
+    A row is (1, b) with an integer b: the sum of squares is exact in any order, and the first y is
+    k * rstd, where k = c / sqrt(2). The rounding of rstd changes this product by at most one ulp,
+    and so does that of k. The product is rounded, too, so its error is at most 2.5 ulps.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)

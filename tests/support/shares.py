@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 _IS_WHOLE = "CUNORM_TESTS_WHOLE"  # set for a run of the whole suite, also in its workers
-# By file: the whole suite runs one case in this many of each test, and `-m exhaustive` the others.
+# Of each test of a file, the whole suite runs one case in this many, `-m exhaustive` the others.
 # A run of named files has all cases.
 ONE_IN = {
     "arguments/test_wrong_input.py": 2,

@@ -67,7 +67,7 @@ def operands(name):
 
 
 def case(name, module=ct):
-    """Return a function that takes tensors and returns a tuple, and these tensors."""
+    """Return the case's function of tensors, which returns a tuple, and tensors to pass to it."""
     function, _, options = CASES[name]
     given = operands(name)
 

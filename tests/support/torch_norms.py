@@ -16,15 +16,15 @@ def drawn(*shape, seed=0, dtype=F32):
 
 
 def assert_near(actual, exact):
-    """Check a result to 32 roundings of the largest element plus the rounding of the store.
+    """Check that a result is off by at most 32 u of its largest element plus the store's rounding.
 
-    Kernels make 8 roundings of the largest term in y and 16 in a gradient. In these sums of random
-    numbers, the largest term is at most about twice the largest result.
+    Kernels are within 8 u of the largest term for y, and 16 u for a gradient. In these sums of
+    random numbers, the largest term is at most about twice the largest result.
     """
     dtype = actual.dtype
-    compute_ulp = torch.finfo(torch.promote_types(dtype, F32)).eps / 2
+    u = torch.finfo(torch.promote_types(dtype, F32)).eps / 2
     store = torch.finfo(dtype).eps / 2 if dtype in (BF16, F16) else 0.0
-    bound = 32 * compute_ulp * exact.abs().max() + store * exact.abs()
+    bound = 32 * u * exact.abs().max() + store * exact.abs()
     off = (actual.double() - exact).abs()
     assert (off <= bound).all(), f"{(off / bound).max():.3g} times the bound"
 
@@ -124,7 +124,7 @@ class GateRequiredNorm(Formula):
         return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
 
 
-# For each name: what creates the module, and the call that replaces its float32 forward.
+# For each name: what creates the module, and `runs` in the report of `replace_norms` in float32.
 CUSTOM_NORMS = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),

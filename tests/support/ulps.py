@@ -14,7 +14,7 @@ INFO = {name: ml_dtypes.finfo(name) for name in ("float16", "bfloat16", "float32
 
 
 def ulp(values: Array, dtype: str) -> Array:
-    """Return the spacing of `dtype` at each value, without an upper limit of exponents.
+    """Return the spacing of `dtype` at each value, as if exponents had no upper limit.
 
     The values need not be numbers of `dtype`. The spacing is NaN if a value is not finite.
     """

@@ -3,8 +3,8 @@
 
 `breakages.toml` lists the mistakes: a text that occurs once in a file, its replacement, and the
 tests that must notice. Each mistake is made in a copy of the working tree, and the tests run there;
-one of them must fail. The failed test runs again in the copy without the mistake, and must pass.
-The exit status is 1 if a mistake is not seen.
+one of them must fail. That test runs again in the copy without the mistake, and must pass.
+The exit status is 1 if some mistake makes no test fail.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a breakage's tests: the test that failed."""
+    """The first test that failed with a breakage; if none did, `why_not` says how the run ended."""
 
     name: str
     seen_by: str
-    seconds: float  # of all cores
+    seconds: float  # of CPU time
     why_not: str = ""
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ class Tree:
         return cls(folder / name, folder)
 
     def environment(self) -> dict[str, str]:
-        """Return the tests' environment; copies share caches, as sources decide a build's name."""
+        """Return the tests' environment; copies share a cache, which tells their builds apart."""
         caches = {name: os.environ.get(name) or str(self.folder / name) for name in CACHES}
         # No .pyc files: a file that changes twice within a second may keep a stale one.
         more = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}

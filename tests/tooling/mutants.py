@@ -53,7 +53,7 @@ class Settings(NamedTuple):
     skips: list[Skip]
     equivalents: dict[tuple[str, str], str]  # file and change: why
     first_tests: dict[str, list[str]]  # by file, or by folder for all other files
-    last_tests: dict[str, list[str]]  # by the beginning of a file's name
+    last_tests: dict[str, list[str]]  # by the beginning of a file's path
 
     def tests_of(self, file: str) -> list[str]:
         """Return the arguments of the runs of pytest."""
@@ -218,7 +218,7 @@ def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
 
 
 def verdict(ran: Ran) -> tuple[str, str]:
-    """Return the outcome of a run that did not pass: which test failed, hung or crashed."""
+    """Return the status of a run that did not pass, and which test failed, hung or crashed."""
     if _INVALID.search(ran.stdout + ran.stderr):
         return INVALID, ""
     if failed := FAILED.search(ran.stdout):

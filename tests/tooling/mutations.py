@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Mutants of a C++ text: one token, condition or statement is replaced.
 
-The text is formatted by clang-format: a binary operator has spaces on both sides. The brackets of
-a template, the * of a pointer and the & of a reference do not.
+The text is formatted by clang-format: only binary operators have spaces on both sides, not the
+brackets of a template, the * of a pointer or the & of a reference.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _binary(code: str) -> Iterator[Change]:
 
 
 def _replaced(pattern: re.Pattern[str], other: Callable[[str], str]) -> Rule:
-    """Return a rule that replaces the first group of a pattern, or all of it."""
+    """Return a rule that replaces the group that matched or, without groups, the whole match."""
 
     def rule(code: str) -> Iterator[Change]:
         for found in pattern.finditer(code):

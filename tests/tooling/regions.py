@@ -33,7 +33,8 @@ def compiled_lines(text: str, machines: Sequence[Macros]) -> set[int]:
 
 def _lines_of(text: str, macros: Macros) -> set[int]:
     """Return the lines that one machine compiles, in builds of any macros."""
-    found, open_parts = set(), []  # for each #if: is this part compiled, was an earlier part
+    found = set()
+    open_parts = []  # of each #if: some build has this part; every build has it or an earlier part
     for number, line in enumerate(text.replace("\\\n", "\\ ").splitlines(), start=1):
         if directive := _DIRECTIVE.match(line):
             kind, condition = directive[1], directive[2].partition("//")[0]

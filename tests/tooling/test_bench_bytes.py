@@ -36,7 +36,7 @@ ARRAYS = {
     "rms_norm+pre_gate": (3, 5),
     "group_norm+silu NHWC": (2, 3),
 }
-# Calls of every regime, in both directions, with every kind of operand.
+# Calls of all kinds of regimes; both directions and all kinds of operands occur.
 SAMPLE = (
     ("add_rms_norm", "forward", "bfloat16", STREAMED),
     ("rms_norm+pre_gate", "backward", "float32", ONE_ROW),

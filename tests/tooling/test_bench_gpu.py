@@ -128,7 +128,7 @@ def check_gpu(*arguments, **environment):
 
 @pytest.fixture
 def stub(tmp_path):
-    """Return the environment for a run of check_gpu.sh with PYTHON, limited to a second."""
+    """Return an environment in which check_gpu.sh runs PYTHON and may take a second."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o700)
     few = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": str(tmp_path)}
@@ -201,7 +201,7 @@ def test_check_gpu_refuses_settings_that_it_cannot_use(tmp_path, stub, wrong):
 @pytest.mark.parametrize(
     ("sent", "of_interrupts"),
     [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN)],
-    ids=["an interrupt", "the end of a process in the background, which ignores interrupts"],
+    ids=["an interrupt", "a termination in the background, where interrupts are ignored"],
 )
 def test_a_signal_ends_check_gpu_and_its_step(tmp_path, stub, sent, of_interrupts):
     env = {**os.environ, **stub, "HANGS": "1", "NO_GPU": "", "CHECK_GPU_SECONDS": "420"}
@@ -260,7 +260,7 @@ def test_a_call_compiles_nothing_after_its_builds_are_compiled_ahead(tmp_path, m
     monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
     builds = set(gpu_builds._builds_of(operator, "float32", shape))
     assert {gpu_builds._error_of(build) for build in builds} == {""}
-    ahead = set(tmp_path.iterdir())  # except builds compiled for another test
+    ahead = set(tmp_path.iterdir())  # builds that earlier tests loaded are not there
     monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
     assert check(operator, "float32", shape, partial(upload, cupy), cupy.asnumpy) < 1e-6
     assert set(tmp_path.iterdir()) == ahead

@@ -167,7 +167,7 @@ def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
     provider = providers.LOADERS["cpu"][name]()
     operators = [one for one in OPERATORS if provider.supports(one, "forward", "float32")]
     assert len(operators) == count
-    for operator in operators[:: 5 if "jax" in name else 1]:  # each is compiled, which is slow
+    for operator in operators[:: 5 if "jax" in name else 1]:  # JAX compiles each, which is slow
         for direction in ("forward", "backward"):
             shape = (3, 64, 5, 3) if operator.of_channels else (9, 96)
             point = Point(operator, direction, "float32", shape)

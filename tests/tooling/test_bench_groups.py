@@ -15,8 +15,9 @@ from bench.static_plan import TWO_LAUNCHES
 from bench.static_plans import DIRECTIONS, default_features, grid, plans
 from cunorm._core.caps import NONE
 
-# A forward. A thread copies packs of 16 bytes, four at a time and then the rest. It sums them
-# twice, two at a time and then the rest, and writes them. Divergence and division have slow paths.
+# A forward. A thread copies packs of 16 bytes, four at a time and then the rest. It sums them, two
+# at a time and then the rest. It sums their squares and writes results, two at a time. Divergence
+# and division have slow paths.
 TILE = """
         /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
         /*0010*/                   LDC.64 R4, c[0x0][0x228] ;
@@ -91,7 +92,7 @@ def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
     operator = next(one for one in OPERATORS if one.label == "group_norm+silu NHWC")
     for dtype, shape, features, expected in (
         ("bfloat16", (128, 256, 256), clusters, Traffic(2, 2)),  # one launch
-        ("bfloat16", (128, 256, 256), NONE, Traffic(2, 2)),  # 16 MiB are less than half of 60
+        ("bfloat16", (128, 256, 256), NONE, Traffic(2, 2)),  # 16 MiB, less than half of L2
         ("bfloat16", (320, 256, 256), clusters, Traffic(4, 2)),
     ):
         last = list(plans(operator, "forward", dtype, shape, "90", features))[-1]

@@ -14,7 +14,7 @@ THREADS, REGISTERS = (32, 96, 128, 256, 320, 512, 1024), (16, 24, 33, 40, 64, 65
 SHARED = (0, 1, 1028, 4095, 12_345, 49_152)
 
 
-# A program that reads cases: a compute capability, limits, and a kernel's resources.
+# Reads a compute capability, limits and a kernel's resources for each case; prints occupancies.
 PROGRAM = """
 #include <cstddef>
 #include <cstdio>

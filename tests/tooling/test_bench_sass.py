@@ -134,14 +134,14 @@ def test_rounds_share_memory_and_pipes():
     times = Times(reads=1.0, writes=0.0, pipes=1.0, own=0.0)
     # With two equal stations, n rounds reach n / (n + 1) of a station's speed (product form).
     assert [rate(times, n) for n in (1, 2, 3)] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
-    # One round reads and computes while another round's results are being written.
+    # The memory takes 2 s for the reads and writes of a round; other rounds compute meanwhile.
     assert rate(times._replace(writes=1.0), 9) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_prediction_is_the_formula_by_hand():
     # 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
     one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
-    # One round on each multiprocessor takes 4 µs. Two in turn take 6 µs, a copy of their bytes 5.
+    # One round on each multiprocessor takes 4 µs. Two take 6 µs, and a copy of their bytes 5 µs.
     assert seconds(GPU, one, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
     found = shares(GPU, one, Grid(200, 2, 1, 200))
     assert found.prediction == pytest.approx(5e-6 / 6e-6)

@@ -42,8 +42,8 @@ def row(
     return Row(**{**FACTS, "p20_us": p50_us, "p80_us": p50_us, **point, **time, **others})
 
 
-# cunorm is 2 and 8 times as fast as torch, geometric mean 4. Its time over a copy's time is 2 and
-# 0.5, mean 1; its time over the ungated norm's time is 1.25 and 5.
+# At the two points of rms_norm, torch's time over cunorm's is 2 and 8, and cunorm's time over a
+# copy's is 2 and 0.5. At the points of GATED, its time over the ungated norm's is 1.25 and 5.
 GATED = ("rms_norm+pre_gate", "backward", "bfloat16")
 NAMES = ("cunorm", "torch", "copy", "cunorm-ungated")
 PEERS = ("torch", "torch.compile", "jax")

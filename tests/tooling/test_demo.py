@@ -30,7 +30,7 @@ from tests.support.internals import (
 )
 from tests.support.processes import in_process, python
 
-ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms, of two rows each
+ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms; each norm has two rows in the table
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
 GREEN, RED = "\033[32m", "\033[31m"
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
@@ -44,7 +44,7 @@ def short(monkeypatch):
     monkeypatch.setattr(_demo_plot, "SIZES", (1 << 15, 1 << 20))
     monkeypatch.setattr(_demo_plot, "_PRINTED", 1)
     monkeypatch.setattr(_demo_plot, "_ROUNDS", 1)
-    monkeypatch.setattr(_demo_operators, "keep_freed_memory", lambda: True)  # changes nothing here
+    monkeypatch.setattr(_demo_operators, "keep_freed_memory", lambda: True)  # changes nothing
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ ODD = {
     "zeros": np.zeros((2, 4)),
     "constants": np.full((3, 4), 7.0),
     "float16": RANDOM.astype(np.float16),
-    # Relative errors are meaningless next to the smallest normal float32; CUDA flushes below it.
+    # In float32, squares of numbers about 1e-24 are 0, and numbers about 1e-44 are subnormal.
     **{f"{m}": (m * RANDOM).astype(np.float32) for m in (1e-15, 1e-24, 1e-30, 1e-44)},
     "tiny and large rows": (np.tile([[1e-40], [1e9]], (10, 1)) * RANDOM).astype(np.float32),
 }
-MILDER = ("constants", "float16", "1e-15", "1e-30")  # than the others
+MILDER = ("constants", "float16", "1e-15", "1e-30")  # than the other odd inputs
 
 
 @pytest.mark.parametrize(
@@ -240,16 +240,16 @@ def test_nothing_compiles_while_a_call_is_timed_and_the_first_row_waits_for_one_
 
 
 N, D = 32, 48
-ROWS, WIDTH, STAT = 2 * N * D, 4 * D, 4 * N  # bytes: x is float16, the others are float32
-OF_GROUPS = 4 * 16 * 16  # 16 samples with 16 groups
+ROWS, WIDTH, STAT = 2 * N * D, 4 * D, 4 * N  # bytes; arrays like x are float16, others float32
+OF_GROUPS = 4 * 16 * 16  # bytes of a statistic of 16 samples with 16 groups
 # Forward and backward, counted by hand: what is read, and what is written.
 BYTES = {
     "rms_norm": (ROWS + WIDTH + ROWS, 2 * ROWS + WIDTH + STAT + ROWS + WIDTH),
     "layer_norm": (ROWS + 2 * WIDTH + ROWS, 2 * ROWS + WIDTH + 2 * STAT + ROWS + 2 * WIDTH),
     "l2_norm": (ROWS + ROWS, 2 * ROWS + STAT + ROWS),
-    # x and residual, y and the stream; stream, dy and d_residual, dx
+    # forward: x and residual, y and the stream; backward: stream, dy and d_residual, dx
     "add_rms_norm": (4 * ROWS + WIDTH, 3 * ROWS + WIDTH + STAT + ROWS + WIDTH),
-    # x and gate, y; x, gate and dy, dx and dgate
+    # forward: x and gate, y; backward: x, gate and dy, dx and dgate
     "rms_norm, post-gate": (3 * ROWS + WIDTH, 3 * ROWS + WIDTH + STAT + 2 * ROWS + WIDTH),
     # the backward reads the bias, too, for the activation
     "group_norm, silu": (2 * (ROWS + WIDTH), 3 * ROWS + 2 * WIDTH + 2 * OF_GROUPS + 2 * WIDTH),
@@ -302,7 +302,7 @@ def test_each_timed_provider_of_the_plot_computes_the_norm_anew(label, direction
     rows, device = RANDOM[:4].astype(np.float32), _demo_operators.chosen_device("cpu")
     operands = norm.operands(row_operands(rows, np.float32))
     for name in {"x", "residual"} & operands.keys():
-        operands[name] *= 1e-3  # eps matters
+        operands[name] *= 1e-3  # so that eps matters
     operands["dy"][:], operands["weight"][3] = operands["x"][::-1], 3.0
     calls = _demo_plot.calls(norm, direction, operands, device)
     assert {"cunorm", "NumPy"} <= calls.keys()

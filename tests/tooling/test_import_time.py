@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`import cunorm` adds no other module to NumPy's, and public names load at first use."""
+"""`import cunorm` loads no module besides itself and NumPy, and public names load at first use."""
 
 from __future__ import annotations
 

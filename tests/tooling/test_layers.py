@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Modules of cunorm import only modules below them, without circles.
 
-Every import counts: at the top of a file, in a function, and only for type checkers. Imports by
-string do not count.
+Every import statement counts, also one in a function or for type checkers only. Imports by string
+do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cunorm"
-MAX_FILES = 8  # directly in the package
+MAX_FILES = 8  # Python files directly in the package
 
 # For each part, the other parts that its modules may import; `cunorm` is cunorm/__init__.py.
 FAMILY = {"_core", "_dispatch", "reference", "results"}
@@ -49,7 +49,7 @@ Imports = dict[str, set[str]]
 def imports(package: Path) -> Imports:
     """Return, for each module of the package, the modules of the package that it imports.
 
-    This includes the packages around an imported module, but not around the importing module.
+    This includes the packages that contain an imported module, unless they contain the importer.
     """
     files = {module_name(path, package): path for path in package.rglob("*.py")}
     found: Imports = {}

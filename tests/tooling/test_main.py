@@ -42,7 +42,7 @@ def test_info_finds_no_compiler_where_there_is_none():
 def test_info_and_cache_info_make_no_folder(tmp_path):
     temporary, cache, closed = (tmp_path / name for name in ("temporary", "cache", "closed"))
     temporary.mkdir()
-    closed.touch()  # is no folder
+    closed.touch()  # a file, not a folder
     look = ("-c", "import cunorm; print(cunorm.cache_info(), cunorm.clear_cache())")
     for folder, arguments in product((cache, closed), (("-m", "cunorm", "info"), look)):
         if (folder, arguments) == (closed, look):

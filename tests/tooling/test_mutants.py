@@ -30,7 +30,7 @@ __device__ inline V at(const V* row, int i) {
   return std::min(inside(i, f(1)) ? count++ : i, true);
 }
 """
-# Some of each rule's mutants: the line that changes, stripped, and what it becomes.
+# Some mutants of each rule: a text that occurs once in TEXT, and what replaces it.
 EXPECTED = {
     "operator": [
         ("rows += i * stride;", "rows -= i * stride;"),

@@ -24,7 +24,7 @@ class CUDARuntimeError(RuntimeError):
 
 @pytest.fixture
 def runtime(monkeypatch):
-    """Put a fake CuPy with one device in place of the stand-in; return the fake's runtime."""
+    """Replace CuPy by a fake with one device; return the fake's runtime."""
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: 1,
@@ -75,14 +75,14 @@ def test_the_head_of_a_run_on_the_software_gpu_says_if_there_is_a_driver(
     [
         ("xla_cuda13", True, "cpu,cuda"),
         ("xla_cuda12", False, None),
-        ("a_tpu", True, None),  # to name CUDA would be an error
+        ("a_tpu", True, None),  # JAX without CUDA refuses "cuda"
     ],
 )
 def test_jax_shares_a_gpu_and_computes_on_the_cpu_by_default(
     plugin, is_there, platforms, monkeypatch
 ):
     for name in JAX:
-        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.setenv(name, "")  # so that it is restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr(real_gpu, "entry_points", lambda group: [SimpleNamespace(name=plugin)])
     monkeypatch.setattr(softgpu, "real_gpu", lambda: is_there)
@@ -153,7 +153,7 @@ def test_a_worker_that_has_lost_the_gpu_ends_and_another_runs_the_tests_that_are
     assert "assert not cupy.is_lost" in done.stdout  # the failure itself is reported
     assert "crashed while running 'test_it.py::test_2_loses_the_gpu'" in done.stdout
     assert "[gw1] [100%] PASSED test_it.py::test_3_comes_after" in done.stdout
-    assert "3 failed, 1 passed in" in done.stdout  # the end of the worker counts, too
+    assert "3 failed, 1 passed in" in done.stdout  # two tests, and the end of the worker
     assert done.returncode == 1
 
 

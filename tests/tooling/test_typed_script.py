@@ -28,7 +28,7 @@ def errors(checker: str, *options: str) -> str:
     return found.stdout + found.stderr if found.returncode else ""
 
 
-# Modules of the libraries that define no type of the script: reading them takes 15 s.
+# Modules that define no type that the script uses: reading them takes 15 s.
 CONFIG = """[mypy]
 [mypy-torch._inductor.*,torch._dynamo.*,torch._functorch.*,torch._higher_order_ops.*]
 follow_imports = skip

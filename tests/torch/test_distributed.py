@@ -51,9 +51,9 @@ def train(network, rank=0, ranks=1):
 
 
 def check_as_one_of_two(rank, folder):
-    """Train under DistributedDataParallel and under FSDP2, and compare the parameters.
+    """Train under DistributedDataParallel and FSDP2; compare parameters with those of one process.
 
-    In early versions of PyTorch, FSDP2 cannot run on a CPU, as streams of a CPU have no events.
+    In early versions of PyTorch, CPU streams have no events, and FSDP2 cannot run without these.
     """
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
@@ -77,7 +77,7 @@ def check_as_one_of_two(rank, folder):
 
 
 def check_tensor_parallel(rank):
-    """Split linear layers between the processes, and norms by tokens, and compare with one process.
+    """Split linear layers and the norms' tokens between the processes; compare with one process.
 
     The inputs of the first norm's backward, and of the second norm's forward, are results of
     collectives that are still running.

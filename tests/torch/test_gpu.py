@@ -23,7 +23,7 @@ pytestmark = [
 F32, BF16 = "float32", "bfloat16"
 SHAPE, IMAGES, GROUPS = (64, 1024), (3, 64, 12, 10), 8
 IMAGE = {"activation": "silu", "channel_axis": 1}
-# The inputs with gradients, x first, then the gradients of the results.
+# Dtypes of the inputs with gradients, x first, then of the gradients of the results.
 ROWS = {"x": BF16, "residual": F32, "weight": F32, "dy": BF16, "d_residual": F32}
 OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
 

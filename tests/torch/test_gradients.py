@@ -138,7 +138,7 @@ def test_a_stream_of_operands_without_gradients_has_none(mode):
 
 @pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
 def test_a_batch_of_gradients_equals_the_gradients_of_its_items(name):
-    """torch.autograd.functional.jacobian(vectorize=True) uses this."""
+    """torch.autograd.functional.jacobian(vectorize=True) makes such batches."""
     call, tensors = case(name)
     results = call(*tensors)
     batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
@@ -175,7 +175,7 @@ def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
     sum(one.sum() for one in ct.add_rms_norm(**wider)).backward()
     for name, one in narrow.items():
         assert one.grad.dtype is one.dtype
-        # The bound is a few float32 roundings and half an ulp of the gradient's own dtype.
+        # The bound is a few float32 roundings plus half an ulp of the gradient's own dtype.
         tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
         exact = wider[name].grad
         assert (one.grad.double() - exact).abs().max() <= tolerance * exact.abs().max()

@@ -27,7 +27,7 @@ from tests.support.torch_norms import (  # noqa: E402
 
 ROWS, IMAGES = (6, 5, 3, 8), (3, 12, 4, 5)
 
-# By name: the module's class, its arguments and x's shape.
+# By name: the module's class, its arguments, its options and x's shape.
 MODULES = {
     "RMSNorm": (RMSNorm, (8,), {"eps": 1e-4, "dtype": F64}, ROWS),
     "RMSNorm of two axes": (RMSNorm, ((3, 8),), {"dtype": BF16}, ROWS),
@@ -60,7 +60,7 @@ def pair(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_results_and_gradients_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
-    if isinstance(ours, RMSNorm) and ours.eps is None:  # float64's default differs
+    if isinstance(ours, RMSNorm) and ours.eps is None:  # theirs.double() has another default
         ours.eps = theirs.eps = torch.finfo(F32).eps
     found, dy = results(ours, x), drawn(*x.shape, seed=5, dtype=x.dtype).double()
     for actual, expected in zip(found, results(theirs.double(), x.double(), dy=dy), strict=True):
@@ -118,7 +118,7 @@ NUMBER, AT_LEAST = "expected a number", "expected a finite number of at least 0"
 SIZES = "expected one axis or more, of at least one element each"
 ACTIVATION = f"expected {ACTIVATIONS}"
 KEYWORD = "an activation is a keyword, activation='silu'"
-WRONG = {  # by the message after the class: the class, its arguments and its options
+WRONG = {  # by the message without the class: the class, its arguments and its options
     f"normalized_shape is (), {SIZES}": (RMSNorm, ((),), {}),
     f"normalized_shape is (3, 0), {SIZES}": (LayerNorm, ((3, 0),), {}),
     f"normalized_shape is (-8,), {SIZES}": (GatedRMSNorm, (-8,), {}),
@@ -295,7 +295,6 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
     ],
 )
 def test_options_of_a_module_are_in_its_copy_and_its_repr(module, text):
-    """Defaults are class attributes, so without options a module's state is that of torch.nn's."""
     assert text in repr(module)
     for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
         assert repr(copied) == repr(module)

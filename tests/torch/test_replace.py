@@ -51,12 +51,12 @@ IN_BFLOAT16 = [
 
 @pytest.mark.parametrize("name, dtype", [*((name, F32) for name in ALL_NORMS), *IN_BFLOAT16])
 def test_a_replaced_norm_runs_the_kernels_of_its_formula(name, dtype, monkeypatch):
-    """Float32 agrees within 32 roundings, 16 of each side; bfloat16 bits agree except at ties.
+    """Float32 agrees within 32 roundings, 16 of each side; bfloat16 bits of y agree except at ties.
 
-    A bfloat16 number that is a tenth of its row's largest is within 2**-20 of a tie, relative to
-    the largest, with probability 2**-8. Qwen3-Next's norm rounds once more, so half of its elements
-    are a unit off. PyTorch rounds gradients whenever it stores an intermediate result: in bfloat16
-    by half a unit in the last place, some four times one after another.
+    An error of 2**-20 of a row's largest number changes a rounding to bfloat16 only near a tie: for
+    a number that is a tenth of the largest, with probability 2**-8. Qwen3-Next's norm rounds once
+    more, so up to half of its elements are a unit off. In bfloat16, PyTorch rounds the intermediate
+    results of a gradient, some four times one after another, by half a unit each.
     """
     make, runs = ALL_NORMS[name]
     module, given = make().to(dtype), arguments(name, dtype)
@@ -163,7 +163,7 @@ def test_with_a_gate_of_another_shape_or_dtype_the_own_forward_runs(monkeypatch)
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
 def test_with_an_unknown_number_of_axes_the_own_forward_runs(shape):
-    """As in ConvNeXt, the norm is over axis 1 if x has enough axes, else over the last axis."""
+    """As in ConvNeXt, the norm is over axis 1 if x has `axes` axes, else over the last axis."""
     axes = max(len(shape), 4)
 
     def channels_first(m, x):

@@ -34,7 +34,7 @@ NORMS = {
 
 
 class Subclassed(nn.Parameter):
-    """A subclass of parameters that are plain memory."""
+    """A class of parameters with plain memory."""
 
 
 class Renamed(torch.Tensor):
@@ -80,7 +80,7 @@ def complex_numbers(m):
     return m(x_of().to(torch.complex64))
 
 
-# For each call: the norms that can run it, and the reason in the warning.
+# For each call: the norms whose own forward can run it, and the reason in the warning.
 FALLBACKS = {
     nested: (["Llama's", "RMSNorm", "LayerNorm"], "a tensor is nested"),
     complex_numbers: (["RMSNorm"], "a tensor has dtype complex64"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """replace_norms on drawn formulas: norms run the reported calls, forward and backward.
 
-The float64 oracle replaces the kernels, as it does without a compiler: only the choice of the call
-is tested here.
+In tests of drawn formulas, the float64 oracle replaces the kernels, as it does without a compiler:
+these tests are about the choice of the call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GATES = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
 
 
 class Drawn(nn.Module):
-    """A norm of any formula that cunorm has; `parameters` lists the names of its parameters."""
+    """A norm of a drawn formula; `parameters` lists the names of its parameters."""
 
     def __init__(self, center, parameters, offset, rounds, activation, position):
         super().__init__()
@@ -83,8 +83,8 @@ def by_oracle(monkeypatch):
 def check_formula(formula, monkeypatch):
     """Check a replaced module's results in several dtypes, and that its own forward does not run.
 
-    In bfloat16 y has the bits of the module's own forward except at ties, see `test_replace`, and
-    gradients are within four roundings of that forward's intermediate results.
+    In bfloat16, y has the bits of the module's own forward except at ties, and gradients differ by
+    four roundings of that forward at most: see `test_replace`.
     """
     for x_dtype, dtype in ((F32, F32), (BF16, BF16), (BF16, F32)):
         module = Drawn(*formula).to(dtype)

@@ -90,7 +90,7 @@ NO_RECIPE = {
     "the number of axes": lambda m, x: (
         m.weight * rms(x, m.eps) * (x.shape[1] if x.ndim == 4 else 1)
     ),
-    "another for evaluation": lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2),
+    "another in eval()": lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2),
     "an L2 norm": lambda m, x: m.weight * nn.functional.normalize(x, dim=-1, eps=m.eps),
     "no numbers": lambda m, x: m.weight * rms(x, m.eps) * float("nan"),
 }
@@ -191,7 +191,7 @@ def test_a_probe_disturbs_nothing():
 
 
 class Hidden(nn.Module):
-    """A norm whose forward reads its parameter, which its attribute does not return."""
+    """A norm whose attribute `weight` is not the parameter that its forward reads."""
 
     def __init__(self):
         super().__init__()

@@ -65,7 +65,7 @@ class RowsNorm(Formula):
 
 
 class OptionalGate(Formula):
-    """A norm whose gate has a formula of its own."""
+    """A norm whose gate has a formula that cunorm lacks."""
 
     def forward(self, x, gate=None):
         return rms(x, self.eps) * self.weight * (1.0 if gate is None else gate.cos())
@@ -93,7 +93,7 @@ class Block(nn.Module):
         return self.attention(self.layer_norm(x))
 
 
-HALF = "bfloat16, float16, bfloat16/float32, float16/float32"  # the formula rounds in these
+HALF = "bfloat16, float16, bfloat16/float32, float16/float32"  # in these, rms(x) rounds each step
 RUNS = {
     "torch's norm, rounded under autocast": (
         lambda: CastNorm(WIDTH),
@@ -161,7 +161,7 @@ def test_whatever_may_normalise_is_reported(name):
 
 
 def test_nothing_else_is_reported():
-    """Losses of torch with an eps, and a compiled module that wraps a norm, are no norms."""
+    """CosineSimilarity, which has an eps, and a compiled module around a norm are no norms."""
     done = replace_norms(
         nn.ModuleList(
             [Block(), nn.CosineSimilarity(), torch.compile(norm(rms_of)(), backend="eager")]

@@ -102,7 +102,7 @@ def test_under_autocast_norms_keep_xs_dtype_and_gradients_keep_their_operands_dt
     with torch.autocast("cpu", BF16):
         found = results(model, drawn(6, WIDTH))
     assert dtypes[model.before] == ["float32"] * 2  # x is float32
-    assert dtypes[model.first] == ["float32", "bfloat16"]  # what autocast is for
+    assert dtypes[model.first] == ["float32", "bfloat16"]  # autocast runs it in bfloat16
     assert dtypes[model.added] == ["bfloat16", "float32"] * 2  # branch, stream, y, stream
     assert dtypes[model.groups] == ["bfloat16"] * 2
     assert {one.dtype for one in found} == {torch.float32}  # y is the norm of a float32 sum
@@ -175,7 +175,7 @@ def inductor(tmp_path):
 
 
 def every_norm(x, residual, weight, bias, scale, images):
-    """Run norms, one of them on a tensor that inductor computes, in a layout of its choice."""
+    """Run norms; inductor computes the first group norm's x, and chooses the layout of this x."""
     y, stream = ct.add_rms_norm(x, residual)
     first = ct.group_norm(images + images, 4, scale, channel_axis=1)
     second = ct.group_norm(first, 4, activation="silu", channel_axis=1)
@@ -194,7 +194,6 @@ def run(function, rows):
 
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # of early versions of PyTorch
 def test_norms_compiled_into_one_graph_have_the_bits_of_eager_calls(inductor):
-    """Batches of two sizes share one test, as the graph takes long to compile."""
     function = torch.compile(every_norm, fullgraph=True, dynamic=True)
     compiled = {3: run(function, 3)}
     with torch.compiler.set_stance("fail_on_recompile"):

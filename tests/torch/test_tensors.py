@@ -81,7 +81,7 @@ alike = pytest.mark.parametrize("kind", ALIKE)
 
 
 def found(call, tensors, douts=None, **options):
-    """Return results and gradients of a call; `douts` makes the incoming gradients."""
+    """Return results and gradients of a call; `douts` converts the incoming gradients."""
     results = call(*tensors)
     arriving = [(douts or (lambda one: one))(factors(one.detach())) for one in results]
     return [*results, *torch.autograd.grad(results, tensors, arriving, **options)]

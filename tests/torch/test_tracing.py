@@ -98,7 +98,7 @@ def test_a_tensor_is_a_scalar_only_if_it_is_a_number_of_a_trace():
         torch.jit.trace(lambda x: ct.rms_norm(x, eps=torch.ones(1)), X)
     learnt = torch.ones((), requires_grad=True)
     with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad"):
-        torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # PyTorch cannot print `learnt`
+        torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # raised by the repr of `learnt`
     torch._C._set_tracing_state(None)  # the error leaves it set
 
 

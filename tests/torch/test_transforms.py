@@ -205,7 +205,7 @@ def x_of(dtype, *shape):
 
 
 def rows(dtype="float64"):
-    """Draw rows with gaps between the axes."""
+    """Draw rows whose leading axes are transposed in memory."""
     return x_of(dtype, 3, 4, 6).transpose(0, 1)
 
 

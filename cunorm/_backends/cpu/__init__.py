@@ -42,7 +42,7 @@ class Program:
         self._calls, self._kernels = calls, entries[0].run
         self._pack = struct.Struct(f"<{array_count}Q").pack
         self._listed = array("q", b"".join((head, *tasks, *slots, words)))
-        # For each call, the places in the list of its grid, and of the words of its CallSize.
+        # For each call, the indices in self._listed of its grid and of the words of its CallSize.
         before_words = len(self._listed) - len(words) // _WORD
         self._sized = [
             (
@@ -84,7 +84,7 @@ def _run_list(
 
 # --- workspaces -----------------------------------------------------------------------------------
 
-# Workspaces are kept for later calls, because to allocate memory takes longer.
+# Workspaces are kept for later calls, because allocating new ones would take longer.
 _LARGEST = 16 << 20  # the most bytes of a workspace that is kept
 _PIECES = 4  # the most workspaces that are kept
 
@@ -111,7 +111,7 @@ def take(size: int) -> Piece:
 
 
 def with_scratch(size: int, run: Run) -> Run:
-    """Return a function like `run`; if the last pointer is 0, it uses memory of `size` bytes."""
+    """Return a function like `run` that replaces a last pointer of 0 by memory of `size` bytes."""
     if not size:
         return run
 

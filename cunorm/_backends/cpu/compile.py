@@ -26,8 +26,8 @@ from cunorm._core.memo import OnceMap, memoize
 
 _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
-# IEEE arithmetic is strict: no option may set flush-to-zero in the process that loads the library,
-# and a product and a sum are contracted only where the source says fma.
+# Arithmetic is that of IEEE: no option lets a library set flush-to-zero in the process that loads
+# it, and a product and a sum are contracted only where the source says fma.
 _OPTIONS = (
     "-std=c++17",
     "-O3",
@@ -123,7 +123,7 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
         _compiler.probe(cxx, base, folder)
     if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without the refused options
-    # Each option works, but not with this source. First drop the options that are only for speed.
+    # The probe refused no other option. Try again with the most useful options, then with none.
     with suppress(Failed):
         needed = (option for option in optional if option in ("-march=native", "-fopenmp"))
         return _compiled_with(build, cxx, (*needed, *base))
@@ -160,7 +160,7 @@ def _translation_unit(build: KernelBuild) -> str:
 
 @memoize(maxsize=1)
 def _stand_ins() -> str:
-    """Return the text of the headers that the compiler includes but `source_text` does not."""
+    """Return the text of all `.h` headers, of which `source_text` inlines only some."""
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 

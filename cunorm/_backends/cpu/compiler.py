@@ -155,13 +155,13 @@ def cpu_identity() -> str:
 
 
 def _groups() -> tuple[Options, ...]:
-    """Return groups of options that a compiler may refuse, each as a whole.
+    """Return groups of options that a compiler may refuse; a group is refused as a whole.
 
     Cross compilers refuse -march=native; on ARM, so do Apple's Clang and Clang before 15. With
     -fschedule-insns GCC computes several items of a pack at a time, and a gated forward takes a
-    tenth less time; 16 registers also need -fsched-pressure, against spills. -fno-gcse-after-reload
-    saves a tenth of a compile and costs nothing. Without -mmove-max and -mstore-max, GCC copies
-    items in halves with AVX-512, and a later load of a whole item has to wait for both.
+    tenth less time; with 16 registers, GCC also needs -fsched-pressure to avoid spills.
+    -fno-gcse-after-reload makes a compile a tenth shorter and kernels no slower. Without -mmove-max
+    and -mstore-max, GCC copies items of AVX-512 in halves; a load of an item then waits for both.
     """
     if "avx512f" in cpu_identity():
         faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
@@ -171,7 +171,7 @@ def _groups() -> tuple[Options, ...]:
 
 
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
-    """Return the optional options that a compiler accepts, to be put before the others.
+    """Return the options of `_groups` that a compiler accepts, to be put before `options`.
 
     A file in the folder lists refused options for a day; all others count as accepted.
     """
@@ -186,9 +186,10 @@ def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
 
 
 def probe(cxx: Compiler, options: Options, folder: Path) -> None:
-    """Try each group of optional options with a compiler that failed; list the refused groups.
+    """Try each group of `_groups` with a compiler that failed; list the refused groups in a file.
 
-    A group is refused if the compiler fails with it, succeeds without it, and was not stopped.
+    A group is refused if the compiler fails with it and succeeds without it. If the compiler is
+    stopped, the file does not change.
     """
     path = _refusals(cxx, options, folder)
     with temporary(path) as made:

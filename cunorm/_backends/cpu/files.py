@@ -53,7 +53,7 @@ def temporary(beside: Path) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled kernels, which only this user can write to."""
+    """Return the folder of compiled kernels, and create it if it is missing."""
     if not _is_chosen():
         _chosen_folder.cache_clear()
     return _chosen_folder()[0]
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 def planned_folder() -> Path | None:
     """Return the folder that `cache_folder` will use, without creating it.
 
-    Return None if that is a temporary folder, because the named one is unusable.
+    Return None if `cache_folder` will make a temporary one, because the named one is unusable.
     """
     if _is_chosen():
         return _chosen_folder()[0]
@@ -95,9 +95,9 @@ def _named_folder() -> Path:
 
     A relative name is resolved once, because the working folder may change.
     """
-    chosen = os.environ.get("CUNORM_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    chosen = os.environ.get("CUNORM_CACHE_DIR") or Path(base, "cunorm")
+    return Path(chosen).expanduser().absolute()
 
 
 def _is_usable(folder: Path) -> bool:
@@ -115,7 +115,7 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _chosen_folder() -> tuple[Path, bool]:
-    """Return the folder, and whether it is private: on some disks even a new folder is not."""
+    """Choose the folder; return it, and whether it is private: on some disks, no folder is."""
     with suppress(OSError, RuntimeError):
         folder = _named_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait  # its pools fail at exit
+from concurrent.futures import FIRST_COMPLETED, Future, wait  # no pools, which fail at exit
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and on a busy machine still far less
+TIME_LIMIT = 10 * 60.0  # seconds, far more than a compile takes on a busy machine
 _PATIENCE = 5.0  # seconds, for a killed process to end
 # Bytes that must be free to start a thread, whose stack takes 8 MiB: CPython waits forever for a
 # thread that finds no memory.
@@ -83,13 +83,13 @@ def call_concurrently(
     """Make calls in threads, by default all at once; return their futures when they have ended.
 
     Call `step` at least twice a second with the number of calls ended since the last time. Signals
-    do not interrupt these threads, so an interrupt of the caller, or its exit, ends all compilers.
+    do not interrupt these threads. If the caller is interrupted or exits, all compilers are ended.
     """
     stop = getattr(_of_thread, "stop", None) or Event()
     pending = deque((Future[T](), call) for call in calls)
     futures = [future for future, _ in pending]
     count = min(workers or len(futures), len(futures))
-    # Threads that Python would not wait for at exit: it would wait for a compiler that hangs.
+    # Daemons, because at exit Python waits for all other threads, even if a compiler hangs.
     threads = [Thread(target=_make, args=(pending, stop), daemon=True) for _ in range(count)]
     end = partial(_end_calls, pending, futures, stop, os.getpid())
     atexit.register(end)  # now, so that it runs before the cache folder is removed
@@ -136,7 +136,7 @@ def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
 
 
 def _start(thread: Thread) -> bool:
-    """Start a thread, unless memory for its stack is missing or Python exits."""
+    """Start a thread; return False if memory for its stack is missing or Python exits."""
     try:
         mmap(-1, _ROOM).close()
         thread.start()
@@ -148,7 +148,7 @@ def _start(thread: Thread) -> bool:
 def _end_calls(
     pending: deque[Any], futures: Iterable[Future[Any]], stop: Event, owner: int
 ) -> None:
-    """End running calls and their compilers, wait until files are removed; make no other calls."""
+    """Drop pending calls, end running calls and compilers; wait until their files are removed."""
     if owner == os.getpid():  # a forked child has no threads of its parent
         stop.set()  # first: a second interrupt may end this function
         pending.clear()

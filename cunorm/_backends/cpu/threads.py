@@ -13,8 +13,8 @@ _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
-# A waiting thread of GCC's OpenMP looks for work 1000 times (25 to 50 µs) before it sleeps,
-# unless the user has set one of these variables. By default it looks for several milliseconds,
+# Unless the user has set one of these variables, cunorm lets a waiting thread of GCC's OpenMP look
+# for work 1000 times (25 to 50 µs) before it sleeps. OpenMP's own default is several milliseconds,
 # which takes the core away from other processes and from NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

@@ -14,7 +14,7 @@ from cunorm.torch._replace.probe import Plans, check_plain, find_plan
 from cunorm.torch._replace.swap import TORCH_NORMS, Swapped, swapped, torch_norm
 from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS, Unknown
 
-_CALLS = {  # calls of torch.nn's norms, as text
+_CALLS = {  # what replaces torch.nn's norms, as text
     torch.nn.RMSNorm: "rms_norm(eps={eps})",
     torch.nn.LayerNorm: "layer_norm(eps={eps})",
     torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={eps})",
@@ -24,7 +24,7 @@ _CALLS = {  # calls of torch.nn's norms, as text
 class ReplacedNorm(NamedTuple):
     """A module that runs cunorm: its name ("" for the model itself), its class, and what it runs.
 
-    ``runs`` ends with the tried calls in which the module runs its own forward.
+    The probe tries calls; ``runs`` ends with those tried calls that run the module's own forward.
     """
 
     name: str
@@ -42,11 +42,11 @@ class LeftNorm(NamedTuple):
 
 @dataclass(frozen=True)
 class Replacement:
-    """The result of `replace_norms`; as text, a summary by class in which repeated layers are one.
+    """The result of `replace_norms`. As text, names that differ only in numbers share a line.
 
     ``replaced`` has the modules that run cunorm. ``left`` has the other modules that may be norms:
-    their class is called norm, they have an eps, or their forward calls a norm of torch's. Both are
-    in the order of ``model.named_modules()``; a shared module has its first name.
+    their class's name contains "norm", they have an eps, or their forward calls a norm of torch's.
+    Both are in the order of ``model.named_modules()``; a shared module has its first name.
     """
 
     replaced: tuple[ReplacedNorm, ...]
@@ -89,20 +89,21 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
     an eps that computes an RMS or layer norm: those of Llama, Qwen, Mistral, Gemma, T5, OLMo,
     Mamba-2 and most others in ``transformers``. Other norms, such as L2 norms, stay, as do calls of
     functions such as ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on
-    the CPU, on random rows with random parameters, in every pair of dtypes. It compares results and
-    gradients with cunorm's. Then it makes the call that the module will make, with float64 in place
-    of kernels.
+    the CPU, on random rows with random parameters, in each dtype and in mixes of half precision and
+    float32. It compares results and gradients with those of cunorm's formulas. Then it makes the
+    replaced module's call of cunorm, with the float64 reference in place of the kernels.
 
     In half precision y has the bits of the module's own forward, except where a number before a
-    rounding is within 2**-20 of a tie, relative to the largest number of its row. There y differs
-    by one unit in the last place. In float32 y is within 16 roundings of the largest number of the
-    row, and of the terms of a sum with a weight offset or a bias. The report names norms that round
-    once more, so that y often differs by a unit; exact=True leaves these norms.
+    rounding is within 2**-20 of a tie, relative to the largest number of its row. There y may
+    differ by one unit in the last place. In float32 y's error is at most 2**-20 of the row's
+    largest number; a sum with a weight offset or a bias adds at most 2**-20 of its terms. The y of
+    a norm that rounds once more than cunorm's formula often differs by a unit: the report names
+    such norms, and exact=True leaves them.
 
-    A replaced module runs its own forward in calls that the probe did not try, or in which results
-    differed, and where cunorm cannot run. The report names the tried calls; a UserWarning names
-    each other reason, once for a class. "Norms of a Hugging Face model" in the documentation has
-    all these cases, and the reasons why modules are left.
+    A replaced module runs its own forward in calls that the probe did not try, in tried calls whose
+    results differed (the report names these), and where cunorm cannot run (a UserWarning gives each
+    reason once for a class). "Norms of a Hugging Face model" in the documentation has all these
+    cases, and the reasons why modules are left.
 
     >>> import torch, cunorm.torch
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.RMSNorm(8, eps=1e-6))
@@ -138,7 +139,7 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
 
 
 def restore_norms(model: Module) -> int:
-    """Give the norms that `replace_norms` replaced their classes back, and return their number.
+    """Undo `replace_norms`: restore the classes of replaced norms, and return their number.
 
     The model is one that `replace_norms` got, or a part or a copy of it; any other type is a
     TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay as they are. If
@@ -170,7 +171,7 @@ def _modules(function: str, model: object) -> list[tuple[str, Module]]:
 
 
 def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
-    """Replace a norm and return what it runs, or None for no norm; raise Unknown to leave it."""
+    """Replace a norm and return what it runs, None if it is no norm; raise Unknown to leave it."""
     kind = type(module)
     if isinstance(module, Swapped):
         raise Unknown("it runs cunorm already: restore_norms undoes that")
@@ -210,7 +211,7 @@ def name_of(module: Module) -> str:
 
 
 def may_normalise(module: Module) -> bool:
-    """Return whether a module is called norm, has an eps, or calls a norm of torch's."""
+    """Return whether a module is named like a norm, has an eps, or calls a norm of torch's."""
     if "norm" in name_of(module).lower():
         return True
     kind = type(module)
@@ -221,4 +222,5 @@ def may_normalise(module: Module) -> bool:
     has_eps = any(hasattr(kind, name) or any(name in names for names in own) for name in EPS_NAMES)
     code = getattr(kind.forward, "__code__", None)
     called = [name for name in code.co_names if name.endswith(NORM_FUNCTIONS)] if code else []
-    return has_eps or not all(hasattr(module, name) for name in called)  # else they are its own
+    # A name that is an attribute of the module is not torch's norm.
+    return has_eps or not all(hasattr(module, name) for name in called)

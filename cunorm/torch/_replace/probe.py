@@ -44,7 +44,7 @@ def check_plain(module: Module) -> None:
 
 
 def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
-    """Return how to run a module, at least in its parameters' dtype, or raise Unknown.
+    """Return a module's plan, with a recipe at least for its parameters' dtype, or raise Unknown.
 
     `plans` keeps the results: modules with equal numbers, names and shapes are probed only once.
     """
@@ -61,7 +61,7 @@ def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
 
 
 def _key(module: Module) -> object:
-    """Return what a probe depends on: numbers, names and shapes; a new key if it is more."""
+    """Return a key of all that a probe depends on, or a unique key if a value is not simple."""
     values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
     if not _is_simple((*values.values(),)):
         return object()
@@ -75,7 +75,7 @@ def _key(module: Module) -> object:
 def _is_simple(value: object) -> bool:
     if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
         return all(map(_is_simple, value))
-    return type(value) in _SIMPLE  # values of other classes may have equal text
+    return type(value) in _SIMPLE  # other values may have equal reprs
 
 
 @torch.inference_mode(False)
@@ -106,7 +106,7 @@ def _find_plan(module: Module, exact: bool) -> Plan:
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
-    """Return the recipe that agrees in float32, and the numbers of axes in which it agrees."""
+    """Return the recipe that agrees in float32, and the numbers of axes that the module takes."""
     pair = (torch.float32, torch.float32)
     samples, axes = [trial.sample(pair, gated)], {3}
     for count in _AXES:

@@ -13,18 +13,18 @@ from torch.nn import functional
 
 from cunorm.torch._functions import layer_norm, normalize, rms_norm
 
-Pair = tuple[torch.dtype, torch.dtype]  # of x and of the parameters; x's twice without them
+Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if there are none
 Bounds = tuple[Tensor, Tensor]
 
-# This is 16 roundings of the largest term of a normalised row or product. Sums of squares, whether
-# in torch's order or in cunorm's, lose less: 4 at width 16384.
+# The slack of a bound, relative to a row's largest number or a product's terms: 16 roundings of
+# float32. Sums of squares in torch's and in cunorm's order differ by fewer: 4 at width 16384.
 _SLACK = 2.0**-20
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row norm with options: groups to gate_position are options of `rms_norm`."""
+    """A row norm; the fields from groups to gate_position are options of `rms_norm`."""
 
     center: bool = False  # True is a layer norm
     has_bias: bool = False
@@ -33,7 +33,7 @@ class Recipe:
     round_before_weight: bool = False
     gate_activation: str | None = None  # None if there is no gate
     gate_position: str = "post"
-    dtype: str | None = None  # y's: "x's", "float32" or wider; None is the norm's default
+    dtype: str | None = None  # y's dtype: "x's", "float32" (or a wider x's), None (default)
     rounds_factor: bool = False  # weight + weight_offset is rounded to weight's dtype
 
     def describe(self, eps: float | None = None) -> str:
@@ -101,18 +101,18 @@ class Recipe:
 
 
 def _rounded(end: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a rounded bound that has the unrounded bound's gradient, as kernels have."""
+    """Round a bound, but keep its gradient: kernels' gradients ignore this rounding."""
     return end + (end.to(dtype).double() - end).detach()
 
 
 def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
-    """Return the bounds of a rounded product with a factor that is the sum of `terms`."""
+    """Return the bounds of a rounded product; `terms` sums the magnitudes of the factor's terms."""
     ends = low * factor, high * factor
     slack = _SLACK * torch.maximum(low.abs(), high.abs()) * terms
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
 
 
-# (round_before_weight, y's dtype); the first pair that agrees is taken.
+# (round_before_weight, y's dtype); of pairs that agree equally often, the first is taken.
 _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
     (False, None),  # rounds once, at the end: torch.nn, Gemma, OLMo 2
     (True, None),  # rounds before weight: Llama, Qwen, T5 in half precision
@@ -138,7 +138,7 @@ def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
 
 
 class Match(NamedTuple):
-    """The recipe of calls with these dtypes, with or without a gate, which has x's dtype."""
+    """The recipe of calls with these dtypes and, if `gated`, with a gate of x's dtype."""
 
     pair: Pair
     gated: bool
@@ -148,18 +148,18 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The operands and recipes with which to run a module. Other calls run its own forward."""
+    """The operands and recipes of a module. Calls without a recipe run the module's own forward."""
 
     eps: str  # the attribute's name
     parameters: tuple[str, ...]  # the names of weight and bias, if the module has them
     arguments: tuple[str, ...]  # the names in forward of x and, if forward takes one, of gate
     matches: tuple[Match, ...]
     axes: frozenset[int]  # the numbers of axes that x may have
-    under_autocast: bool  # whether recipes run there too; torch's norms change dtype there
+    under_autocast: bool  # whether recipes run under autocast, where torch's norms change y's dtype
     others: tuple[str, ...] = ()  # the tried calls that run the module's own forward, as text
 
     def describe(self, eps: float, dtype: torch.dtype) -> str:
-        """Return a dtype's recipe, and the calls with another recipe, an inexact one or none."""
+        """Return, as text, a dtype's recipe, the other recipes with their dtypes, and `others`."""
         usual = [match.recipe for match in self.matches if match.pair == (dtype, dtype)]
         recipes = dict.fromkeys([*usual, *(match.recipe for match in self.matches)])
         lines: list[str] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The classes of replaced norms. Forward calls cunorm, or the own forward if cunorm cannot run."""
+"""The classes of replaced norms; `forward` calls cunorm, or as a fallback the own forward."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.recipe import Plan
 from cunorm.torch._tensors import refusal
 
-# cunorm's class for each norm of torch.nn. It takes all dtypes, so it needs no probe.
+# cunorm's class for each norm of torch.nn. These norms need no probe.
 TORCH_NORMS: dict[type[Module], type[RMSNorm | LayerNorm | GroupNorm]] = {
     torch.nn.RMSNorm: RMSNorm,
     torch.nn.LayerNorm: LayerNorm,
@@ -50,7 +50,7 @@ class Swapped(Module):
                 not plan.under_autocast
                 and torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
             )
-            # Dynamo can trace no `except`.
+            # Dynamo cannot trace the `except` below.
             or (_is_compiling() and refusal(x, gate, *self._parameters.values()) is not None)
         ):
             return self._cunorm_kind.forward(self, *args, **named)
@@ -61,7 +61,7 @@ class Swapped(Module):
             return self._cunorm_own(error, args, named)
 
     def _cunorm_own(self, error: Exception, args: tuple[Any, ...], named: dict[str, Any]) -> object:
-        """Run the own forward if an error says that cunorm cannot run; warn once of each reason.
+        """Run the module's own forward if cunorm cannot run; warn once of each reason.
 
         Raise any other error. If the own forward fails too, do not warn.
         """
@@ -105,7 +105,7 @@ def torch_norm(kind: type[Module]) -> type[Module] | None:
 def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
     """Return the subclass of kind that runs cunorm; plan is None if the forward is torch's.
 
-    The search is among the living subclasses, which Python lists: a cache would keep kind alive.
+    Python lists kind's living subclasses; a cache of them would keep kind alive.
     """
     for subclass in kind.__subclasses__():
         own = vars(subclass)
@@ -127,7 +127,7 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
 
 
 def _forward_of(base: type[Module]) -> Callable[..., object]:
-    """Return a forward that runs cunorm's module in place of torch's; x has torch's name."""
+    """Return a forward that runs the one of cunorm's class; x has the name that torch gives it."""
     run: Callable[..., Tensor] = TORCH_NORMS[base].forward
     names = tuple(signature(base.forward).parameters)
 
@@ -147,7 +147,7 @@ def _forward_of(base: type[Module]) -> Callable[..., object]:
 
 
 def _warn(kind: type[Swapped], text: str) -> None:
-    """Warn once of each text; the number of warnings is bounded, because texts may have shapes."""
+    """Warn once of each text, `_MAX_WARNINGS` times at most: texts may contain ever new shapes."""
     warned = kind._cunorm_warned
     if text not in warned and len(warned) < _MAX_WARNINGS:
         warned.add(text)
@@ -155,7 +155,7 @@ def _warn(kind: type[Swapped], text: str) -> None:
 
 
 def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return x and gate; gate is None if there is none, both are None for other arguments."""
+    """Return x and gate, which may be None; both are None if there are other arguments."""
     if len(args) == 1 and not named:
         return args[0], None
     rest = names[len(args) :]

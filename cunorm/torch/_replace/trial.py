@@ -30,7 +30,7 @@ _GATE_NAMES = ("gate", "z", "g")
 NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
 # This is relative to the largest gradient of a row. It is far above the errors of float32, and far
-# below the difference to another formula.
+# below the differences between formulas.
 _GRADIENT_ERROR = 1e-3
 _ELEMENTS = 1024  # elements in each third of a sample; a third has at least one row
 
@@ -40,7 +40,7 @@ class Unknown(Exception):
 
 
 class Sample(NamedTuple):
-    """The operands and the result of a module or a call; x, gate and y have three axes."""
+    """The operands and y of a module or of a recipe's call; x, gate and y have three axes."""
 
     pair: Pair
     operands: Operands
@@ -62,7 +62,7 @@ class Sample(NamedTuple):
         return math.inf if worst.isnan().any() else float(worst.max())
 
     def has_gradients(self, recipe: Recipe) -> bool:
-        """Return whether y has a recipe's gradients; with a detached statistic, it has not."""
+        """Return whether y has a recipe's gradients, which it lacks if statistics are detached."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
@@ -97,7 +97,7 @@ class Trial:
         self.eps_name, self.eps = next((name, float(v)) for name, v in numbers.items())
         self.arguments, self.gated = _arguments(type(module).forward)
         width, sizes = self.width, [v for v in vars(module).values() if type(v) is int and v > 0]
-        divisors = [size for size in sizes if width % size == 0]  # the counts or sizes of groups
+        divisors = [size for size in sizes if width % size == 0]  # counts or sizes of groups
         self.groups = sorted({1, *divisors, *(width // one for one in divisors)} - {width})
         self.calls_torch = False  # whether the module has called a norm of torch's
         self._module = copy.copy(module)
@@ -151,7 +151,7 @@ class Trial:
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
         rows = max(1, _ELEMENTS // self.width)
-        shape = (3, rows + (rows == self.width), self.width)  # only the last axis has this size
+        shape = (3, rows + (rows == self.width), self.width)  # the middle size is not the width
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
         x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0]).requires_grad_()
@@ -170,7 +170,7 @@ _ROW_OPERATORS: dict[object, OpDef[Any]] = {
 class Planned(OperatorMode):
     """A mode in which the float64 oracle computes row norms in place of the kernels.
 
-    The rest of a call is as without it. Kernels would take seconds to compile for each dtype.
+    The rest of a call is as usual. Kernels would take seconds to compile for each dtype.
     """
 
     def __torch_dispatch__(
@@ -188,7 +188,7 @@ class Planned(OperatorMode):
         is_absent = [meta.dtype == torch.bool for meta in metas]
         found = [None if no else y.numpy() for y, no in zip(outputs, is_absent, strict=True)]
         op.reference(spec if op is ROW.forward else replace(spec, x_dtype=None), (*given, *found))
-        if op is ROW.forward:  # in float64 the oracle would not round before weight
+        if op is ROW.forward:  # unlike the oracle, the formula rounds to x's dtype before weight
             operands = dict(zip(op.inputs, arrays, strict=True))
             x, _ = operands.pop("x"), operands.pop("residual")
             outputs[0] = ROW.formula(spec, x.dtype, x.double(), **operands)
@@ -226,7 +226,7 @@ def _parameters(module: Module) -> tuple[tuple[str, ...], int, torch.dtype]:
 
 
 def _arguments(forward: Callable[..., object]) -> tuple[tuple[str, ...], list[bool]]:
-    """Return forward's names for x and gate, and whether calls have a gate: no, yes or both."""
+    """Return forward's names for x and gate, and for each kind of call whether it has a gate."""
     _self, *given = inspect.signature(forward).parameters.values()
     positional = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     gated = len(positional) > 1 and positional[1].name in _GATE_NAMES

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Arithmetic, operations on bits, and comparisons. Approximate instructions return the correctly
-// rounded value, or its upper half if the instruction defines only that half.
+// Arithmetic, operations on bits, and comparisons. Approximate instructions other than divisions
+// return the correctly rounded value, or its upper half if they define only that half.
 #include <fenv.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using Wide =
                        std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
                        std::conditional_t<std::is_signed_v<T>, int64_t, u64>>;
 
-// Signed and unsigned types share these operations. The upper bits of 16-bit results are undefined.
+// Operations that signed and unsigned types share. The upper bits of 16-bit results are undefined.
 template <auto f, int n>
 constexpr ByType bitwise() {
   constexpr Operation word = each_of<f, u32, n>(), pair = each_of<f, u64, n>();
@@ -129,7 +129,8 @@ template <auto f, int n>
 void in_float32(Warp& w, const Instruction& i, u32 lanes) {
   apply_flushing<f>(w, i, lanes, std::make_index_sequence<n>{});
 }
-// Reads and returns the upper 32 bits of a float64, and flushes subnormal numbers to 0.
+// Applies f to a float64. In the argument and in the result, clears the lower 32 bits and flushes
+// subnormal numbers to 0.
 template <auto f>
 constexpr auto upper_half = [](double v) {
   const auto cut = [](double a) { return from_bits<double>(to_bits(flushed(a)) & ~0xffffffffull); };
@@ -148,7 +149,8 @@ template <class T>
 T lesser_or_nan(T a, T b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
 }
-// Returns 0 if the divisor is above 2^126, as div.approx and div.full may.
+// Divides. For a float32 b above 2^126, div.approx and div.full may return 0, or NaN if a is
+// infinite: this function does so.
 template <class T>
 T divided_approximately(T a, T b) {
   if (sizeof(T) == 4 && std::fabs(b) > T(0x1p126) && std::isfinite(b))
@@ -166,7 +168,7 @@ template <auto f>
 constexpr Real approximate() {
   return {in_float32<f, 1>, each<f, double>, each<upper_half<f>, double>};
 }
-// Computes in float64, so that a float32 is rounded once.
+// Computes in float64, and rounds the result to float32.
 template <double (*f)(double)>
 constexpr Real in_float64() {
   return {in_float32<[](float a) { return float(f(double(a))); }, 1>, nullptr};
@@ -227,7 +229,7 @@ constexpr auto less = comparison<[]<class T>(T a, T b) { return a < b; }>();
 constexpr auto less_or_equal = comparison<[]<class T>(T a, T b) { return a <= b; }>();
 constexpr auto ordered = comparison<[]<class T>(T a, T b) { return a == a && b == b; }>();
 
-// Comparisons that end in u are true for NaN: all but equ negate what is false for NaN.
+// Comparisons that end in u are true for NaN. All of them but .equ negate the opposite comparison.
 struct Compared {
   const Comparison& how;
   bool swapped, negated;

@@ -36,8 +36,8 @@ void release(Block& b, size_t barrier) {
   bar.arrived = bar.expected = bar.yes = 0;
 }
 
-// Releases the threads of a barrier once all expected threads have arrived. If no number is given,
-// all live threads are expected.
+// Releases the threads of a barrier once all expected threads have arrived. If an instruction gives
+// no number of threads, all live threads are expected.
 void check_block_barriers(Block& b) {
   for (size_t k = 0; k < std::size(b.barriers); ++k) {
     const Barrier& bar = b.barriers[k];

@@ -9,7 +9,7 @@
 namespace sg {
 namespace {
 
-// Half types, stored as bits. Results are rounded once, to nearest.
+// Half types, stored as bits. Results are rounded to nearest.
 struct Half {
   u16 bits;
   explicit operator double() const { return _cvtsh_ss(bits); }
@@ -107,8 +107,8 @@ void to_pair(Warp& w, const Instruction& i, u32 lanes) {
   apply<float, float>(w, i, lanes, [=](float a, float b) { return u32(half(a)) << 16 | half(b); });
 }
 
-// Applies f to each half of the sources in float64, which holds sums and products exactly, and
-// rounds once. The variant is the number of halves.
+// Applies f to each half of the sources in float64, and rounds the result to a half. The variant is
+// the number of halves.
 template <auto f, class H>
 void on_halves(Warp& w, const Instruction& i, u32 lanes) {
   for_lanes(lanes, [&](int lane) {
@@ -133,7 +133,7 @@ const std::map<std::string, std::pair<Operation, Operation>> half_operations = {
     {"abs", kHalves<[](double a, double, double) { return std::fabs(a); }>},
 };
 
-// A conversion that needs no rounding or rounds to nearest, in a loop that vectorizes.
+// A conversion by a cast, in a loop that vectorizes.
 template <class To, class From>
 constexpr Operation kPlain = each<[](From v) { return To(v); }, From>;
 
@@ -175,7 +175,6 @@ const Type* type_named(const std::string& name) {
   return found == std::end(types) ? nullptr : found;
 }
 
-// Fast loops for the common conversions.
 Operation fast_conversion(const std::string& to, const std::string& from, bool ftz) {
   if (to == "f64" && from == "f32")
     return ftz ? each<[](float v) { return double(flushed(v)); }, float> : kPlain<double, float>;

@@ -42,7 +42,7 @@ static Watched* find_watched(Warp& w, u64 address) {
   return &found;
 }
 
-// An instruction mostly accesses the memory that it accessed before.
+// Looks first in the memory that the instruction accessed last.
 Watched* watched_at(Warp& w, const Instruction& i, u64 address) {
   const bool same = i.watch == running->watch->number && i.watched;
   if (same && address - i.watched->begin < i.watched->end - i.watched->begin) return i.watched;

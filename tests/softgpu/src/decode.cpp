@@ -17,7 +17,7 @@ struct Operand {
 
 // The names declared between a pair of braces.
 struct Scope {
-  std::map<std::string, std::pair<int, int>> registers;  // for %r<9>, %r: first row, count
+  std::map<std::string, std::pair<int, int>> registers;  // name (%r of %r<9>): first row, count
   std::map<std::string, Variable> variables;
 };
 
@@ -129,7 +129,7 @@ Instruction Decoder::start(const Statement& s, Kind kind) const {
   return i;
 }
 
-// Returns the row of the negated predicate.
+// Adds an instruction that negates a predicate. Returns the row of its result.
 int Decoder::negated(int row) {
   Instruction i = start({}, kNormal);
   i.line = r_.now().line;

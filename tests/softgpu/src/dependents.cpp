@@ -5,7 +5,7 @@
 
 namespace sg {
 
-// Does not check variables of modules: only tests add them, and touch them before the wait.
+// Variables of modules are not checked: only tests add them, and may touch them before the wait.
 void need_waited(Warp& w, const Instruction& i, u32 lanes, u8* const* at) {
   if (__builtin_expect(!running->launch.dependent, 1)) return;
   for_lanes(lanes & ~w.waited, [&](int lane) {

@@ -148,7 +148,7 @@ const Range* range_of(u64 address) {
 }
 
 // An array begins as NaNs, with a guard page before and after it. Variables of modules have no
-// guard pages: a process may have 65530 mappings, and neighbours without guard pages count as one.
+// guard pages: each guard page counts as a mapping, of which a process may have 65530.
 u64 allocate(size_t bytes, int device, bool is_array) {
   const size_t room = (bytes + kPage - 1) / kPage * kPage;
   u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
@@ -217,9 +217,7 @@ const char* softgpu_setting(const char* name, const char* value) {
   before = found->second.value;
   return !value || set(name, value) ? before.c_str() : nullptr;
 }
-// Returns the text of this thread's last error.
 const char* softgpu_error() { return last_error.c_str(); }
-// Runs all queued work on all streams of all devices.
 int softgpu_finish() { return status_of(finish); }
 
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
@@ -262,7 +260,7 @@ int cuMemAlloc_v2(u64* address, size_t bytes) {
     if (!*address) throw Error{kOutOfMemory, format("%zu bytes are not left", bytes)};
   });
 }
-// Frees the memory when the stream reaches this point. Later use on any stream is an error.
+// Frees the memory when the stream reaches this call. A later access on any stream is an error.
 int cuMemFreeAsync(u64 address, u64 stream) {
   return status_of([&] {
     const auto found = ranges.find(address);
@@ -274,7 +272,7 @@ int cuPointerGetAttribute(void* out, int attribute, u64 address) {
   return status_of([&] {
     const Range* r = range_of(address);
     if (!r || attribute != 9) throw Error{kInvalidValue, "a pointer to no memory of a device"};
-    *static_cast<int*>(out) = r->device;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    *static_cast<int*>(out) = r->device;  // 9: CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
   });
 }
 

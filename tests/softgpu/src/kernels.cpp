@@ -74,7 +74,7 @@ void start_warp(Warp& w) {
   }
 }
 
-// Shared and local memory begin as NaNs.
+// Sets the initial state of a cluster. Shared and local memory begin as NaNs.
 void start_cluster(Cluster& c, u64 number) {
   const Launch& l = running->launch;
   const unsigned* const size = running->cluster;
@@ -176,7 +176,7 @@ void launch(Function* f, const Launch& l, const u8* params) {
 
 using namespace sg;
 
-// Copies the parameters now. `values` has a pointer to each parameter.
+// Checks a launch, copies its parameters and enqueues it. `values` has a pointer to each parameter.
 static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** values) {
   check_launch(*f, l);
   Stream& stream = stream_of(handle);
@@ -189,7 +189,7 @@ static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** valu
   enqueue(stream, [=] { launch(f, l, bytes->data()); });
 }
 
-// Runs a call that needs a context: CuPy bypasses the runtime, which would create the context.
+// Runs a call. It fails if the thread has no context: the runtime creates one, the driver does not.
 template <class Work>
 int with_context(Work work) {
   return status_of([&] {

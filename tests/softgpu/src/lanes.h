@@ -57,12 +57,12 @@ template <class... Sources, class F>
 inline void apply(Warp& w, const Instruction& i, u32 lanes, F f) {
   apply<Sources...>(w, i, lanes, f, std::index_sequence_for<Sources...>{});
 }
-// An instruction that applies f to its sources.
+// The operation that applies f to an instruction's sources.
 template <auto f, class... Sources>
 void each(Warp& w, const Instruction& i, u32 lanes) {
   apply<Sources...>(w, i, lanes, f);
 }
-// The instruction that applies f to its sources, which are as many as `sources` and of type T.
+// The operation that applies f to one, two or three sources of type T.
 template <auto f, class T, int sources>
 constexpr Operation each_of() {
   if constexpr (sources == 1)
@@ -88,8 +88,8 @@ inline T lesser(T a, T b) {
 // If an instruction does not round to nearest, makes it run under its own rounding mode.
 void set_rounding(Instruction&);
 
-// An operation for each type with which an instruction's name may end. b32 and pred use the
-// operation of u32; a predicate is the lowest bit.
+// An operation for each integer type. b16, b32 and b64 use the operations of u16, u32 and u64. pred
+// uses that of u32: a predicate is the lowest bit.
 struct ByType {
   Operation u16 = nullptr, s16 = nullptr, u32 = nullptr, s32 = nullptr, u64 = nullptr,
             s64 = nullptr;

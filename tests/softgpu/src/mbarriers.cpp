@@ -8,8 +8,8 @@
 namespace sg {
 namespace {
 
-// Returns the barrier at an address. Its state is kept here and not in shared memory, because PTX
-// does not define how an mbarrier is stored.
+// Returns the barrier at an address, a new one for kWrite. The state of barriers is not kept in
+// shared memory, because PTX does not define how an mbarrier is stored.
 Mbarrier& mbarrier_at(Warp& w, const Instruction& i, int lane, u64 address, Space space,
                       AccessKind kind, Block** owner = nullptr) {
   u64 addresses[32];
@@ -144,7 +144,7 @@ bool choose_send(Instruction& i, const Opcode& op) {
          i.elements == elements && (i.bytes == 4 || i.bytes == 8);
 }
 
-// Other fences do nothing, because memory is accessed in order here.
+// Other fences than mbarrier_init do nothing, because memory is accessed in order here.
 bool choose_fence(Instruction& i, const Opcode& op) {
   i.run = op.has("mbarrier_init") ? publish : [](Warp&, const Instruction&, u32) {};
   return true;

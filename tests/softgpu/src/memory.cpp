@@ -89,7 +89,7 @@ u8* pointer(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, Spa
   return global_at(w, i, lane, address, bytes, write);
 }
 
-// Returns whether all lanes' accesses lie in [begin, end); if so, sets their pointers.
+// Computes the pointers. Returns whether all lanes' accesses are aligned and within [begin, end).
 bool locate_within(u32 lanes, const u64* addresses, u64 offset, u32 bytes, u64 begin, u64 end,
                    u64 to, Pointers& out) {
   if (end - begin < bytes) return false;
@@ -280,7 +280,7 @@ bool choose_atomic(Instruction& i, const Opcode& op) {
   return i.run != nullptr;
 }
 
-// A prefetch is no access, but prefetching memory that is not allocated is a mistake.
+// A prefetch does not count as an access, but prefetching memory that is not allocated is an error.
 bool choose_prefetch(Instruction& i, const Opcode& op) {
   i.run = [](Warp& w, const Instruction& i, u32 lanes) {
     Pointers p;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Finds the family of an opcode. Runs moves, shuffles and votes of a warp, and instructions that do
-// nothing here.
+// Finds the family of an opcode. Runs moves, shuffles, votes, and instructions on addresses.
 #include <algorithm>
 
 #include "lanes.h"
@@ -77,14 +76,13 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-// A generic address is an address of global memory. Generic addresses of shared memory are not
-// supported. Generic addresses of local memory may be made but are never dereferenced.
+// A generic address of global or local memory is the address itself. Generic addresses of shared
+// memory are not supported.
 bool choose_address(Instruction& i, const Opcode& op) {
   i.run = move;
   return op.has("global") || op.has("local");
 }
 
-// Maps an address to the shared memory of another block of the cluster.
 void map_address(Warp& w, const Instruction& i, u32 lanes) {
   const size_t blocks = w.block->cluster->blocks.size();
   for_lanes(lanes, [&](int lane) {

@@ -42,7 +42,7 @@ struct Instruction {
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
   bool ftz = false, saturate = false, integral = false;
   bool negate_guard = false, aligned = false;
-  int guard = -1;  // the row of the predicate that guards it, or -1
+  int guard = -1;  // the row of the instruction's predicate, or -1
   int dest[4] = {}, source[6] = {};
   int members = 0;  // which source is the mask of participating lanes
   int target = 0, line = 0;
@@ -58,7 +58,7 @@ struct Opcode {
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
   bool has_result() const;  // false: all operands are sources
-  // The parts between base and type, each after a dot, without the parts in `without`.
+  // The parts between base and type, each with a dot before it, except the parts in `without`.
   std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
   const std::string& type() const { return parts.back(); }
@@ -115,7 +115,7 @@ struct Module {
   std::string line(int number) const;  // a line of the text
 };
 
-// What follows the space in a declaration: .align n, .ptr and so on, a type, a name, and sizes.
+// The part of a declaration after the state space: .align n, .ptr and so on, type, name, and sizes.
 struct Declaration {
   std::string name;
   size_t align = 0, element = 0, bytes = 0;
@@ -131,7 +131,7 @@ struct Reader {
   void need(const char* text);  // fails if `text` is not next
   std::string name();
   u64 number();
-  void skip_to(const char* text);  // and skips `text`, too
+  void skip_to(const char* text);  // skips `text` and all that precedes it
   void skip_line();
   void skip_braces();
   Declaration declaration();

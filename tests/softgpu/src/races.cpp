@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Finds races with vector clocks. In a race, two threads access the same memory, at least one of
 // them writes, and nothing orders them. Barriers order the threads that arrive. Blocks of different
-// clusters are unordered. Two atomic operations do not race. Timing does not change the result.
+// clusters are unordered. Two atomic operations do not race. Races are found in any thread order.
 #include <algorithm>
 
 #include "threads.h"
@@ -22,7 +22,6 @@ Clock joined(const Clock& a, const Clock& b) {
   return out;
 }
 
-// One access with its context.
 struct Checked {
   Warp& w;
   const Instruction& i;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Schedules threads: runs warps in turn, each until all its lanes wait or have ended.
+// Schedules threads: runs each warp until all its lanes wait or have ended, or until its turn ends.
 #include <algorithm>
 
 #include "threads.h"
@@ -17,7 +17,7 @@ u64 next_random() {
   return x;
 }
 
-// Lanes that run together from one pc, and the nearest later pc of other lanes.
+// Lanes that run together from one pc, until the nearest later pc of other lanes.
 struct Group {
   u32 lanes;
   int pc, reconvergence = kNobody;
@@ -60,7 +60,6 @@ Group next_group(const Warp& w, u32 runnable, Schedule schedule) {
   return g;
 }
 
-// The lanes whose guard is true.
 u32 guarded_lanes(Warp& w, const Instruction& i, u32 lanes) {
   if (i.guard < 0) return lanes;
   const u64* const guard = w.row(i.guard);
@@ -176,7 +175,7 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
     moved |= run_warp(w, schedule);
     const bool waits = !lanes_in(w, State::kRuns);  // else its turn has ended
     if (moved && waits && schedule != Schedule::kLockstep)
-      return true;  // the first blocks run as far as they can
+      return true;  // begins again at the first warp: the first blocks run as far as they can
   }
   return moved;
 }

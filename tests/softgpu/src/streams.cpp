@@ -32,7 +32,7 @@ Stream& stream_of(u64 handle) {
   return *s;
 }
 
-// After an error, drops all queued work except frees.
+// After an error, runs the queued frees and drops all other queued work.
 static void drop_queues() {
   for (Stream* s : streams) {
     for (Work& w : s->queue)

@@ -20,7 +20,7 @@ struct AsyncCopies {
   std::deque<std::vector<AsyncCopy>> groups;
 };
 
-// An asynchronous store whose data have not yet arrived in shared memory.
+// An asynchronous store in a phase of an mbarrier that has not ended.
 struct Message {
   u8* to;
   u32 bytes;
@@ -30,14 +30,14 @@ struct Message {
 struct Mbarrier {
   int count = 0, pending = 0, bytes = 0;
   u64 phase = 0;              // the number of ended phases
-  bool is_waited_for = true;  // whether threads wait for the phase of the last message
+  bool is_waited_for = true;  // whether a thread has waited for the last message
   std::vector<Message> messages;
   SyncPoint sync;
   Clock clock;  // at the end of the last phase
 };
 
-// A register is a row of 32 values, one for each lane. Bits above a value's width are undefined.
-// Predicates are 0 or 1. Constants and special registers are rows too.
+// A register is a row of 32 values, one for each lane. Bits above a value's width are undefined. A
+// predicate is the lowest bit. Constants and special registers are rows too.
 struct Warp {
   Block* block = nullptr;
   Function* function = nullptr;
@@ -48,11 +48,11 @@ struct Warp {
   int pc[32];  // program counters
   State state[32];
   u8 barrier[32];         // the barrier at which a lane waits
-  u64 cluster_phase[32];  // the phase for whose end a lane waits
+  u64 cluster_phase[32];  // Cluster::phase after the barrier at which a lane arrived last, or 0
   Mbarrier* mbarrier[32];
   u32 waited = 0;       // lanes that have waited for the previous launch
   u32 published = 0;    // lanes whose mbarriers become visible at the cluster's next barrier
-  bool rotate = false;  // whether lanes run in reverse order, after a long loop
+  bool rotate = false;  // whether lanes run in reverse order: changes when a turn ends
   AsyncCopies copies[32];
   ThreadClock clock[32];  // only if races are checked
 
@@ -113,7 +113,7 @@ struct Pointers {
 void locate(Warp&, const Instruction&, u32 lanes, const u64* addresses, int64_t offset, u32 bytes,
             Space, AccessKind, Pointers&);
 
-// Barriers. They release the waiting threads once all threads have arrived.
+// Barriers: the waiting threads are released once all threads have arrived.
 void arrive_at_block_barrier(Warp&, const Instruction&, u32 lanes);
 void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
@@ -124,7 +124,7 @@ void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
 void check_messages(Warp&, const Instruction&, u32 lanes);  // at the end of a block
 u32 lanes_in(const Warp&, State);
 
-// In a dependent launch, a thread must wait before it touches an array and before it ends.
+// A thread of a dependent launch must run griddepcontrol.wait before it touches an array or ends.
 void need_waited(Warp&, const Instruction&, u32 lanes, u8* const* at);
 void check_waited(Warp&, const Instruction&, u32 lanes);
 

@@ -10,7 +10,7 @@ struct Block;
 struct Cluster;
 struct Instruction;
 
-// An asynchronous copy reads and writes between its start and its wait.
+// An asynchronous copy reads and writes at any time between its start and the wait for it.
 enum class AccessKind : u8 {
   kRead,
   kWrite,
@@ -84,11 +84,11 @@ struct Watch {
   u32 cluster = 0, cluster_threads = 0;
   std::map<u64, Watched> ranges;
   SharedCounts shared_loads, shared_stores;
-  std::vector<std::vector<ReadBy>> readers;  // each by thread; the first is unused
+  std::vector<std::vector<ReadBy>> readers;  // by Cell::readers and thread; readers[0] is unused
   size_t readers_used = 1;
-  Error unwritten = {0, ""};  // a read before any write, reported unless a race follows
+  Error unwritten = {0, ""};  // a read before any write, thrown unless the cluster has a race
 };
-std::unique_ptr<Watch> start_watch(u32 cluster_threads);  // null if both are off
+std::unique_ptr<Watch> start_watch(u32 cluster_threads);  // null if neither is on
 void watch_cluster(Watch&, Cluster&);                     // at the start of a cluster
 void keep_counts(const Watch&);                           // at the end of a launch
 

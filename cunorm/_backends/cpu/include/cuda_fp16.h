@@ -2,7 +2,7 @@
 // Stands in for CUDA's cuda_fp16.h on a CPU: the type and the conversions that the kernels use.
 //
 // A float16 has 1 sign, 5 exponent and 10 fraction bits. Conversions use bit arithmetic, because it
-// vectorises and no instruction converts from double. simd.h uses instructions for float, if any.
+// vectorises. Where a machine has instructions that convert vectors of floats, simd.h uses them.
 #pragma once
 #include "narrow_float.h"
 

@@ -59,9 +59,9 @@ inline std::uint16_t round_to_16_bits(Wide v) {
   Bits rounded = (magnitude - rebias + half_less_one + odd) >> drop;
 
   if constexpr (bias < From::bias) {
-    // A value below the smallest normal is added to this power of two. The last bit of the sum is
-    // worth the format's smallest subnormal, so the addition rounds the value and leaves the result
-    // in the sum's last bits.
+    // A value below the smallest normal is added to `power`, a power of two. The last bit of the
+    // sum is worth the format's smallest subnormal, so the addition rounds the value and leaves the
+    // result in the sum's last bits.
     constexpr int exponent = From::fraction + 1 - bias - fraction;
     constexpr Bits power = Bits(From::bias + exponent) << From::fraction;
     const Wide sum = bit_cast<Wide>(magnitude) + bit_cast<Wide>(power);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The part of CuPy that cunorm and its tests use, on the software GPU's driver.
 
-The real NVRTC compiles kernels with the options that CuPy adds, and launches have the argument
-bytes of CuPy. Arrays have memory of exactly their size. Operations on arrays run in the order of
-the current stream.
+The real NVRTC compiles kernels with the options that CuPy adds, and launches get the argument bytes
+that CuPy would give them. Arrays have memory of exactly their size. Assignments to elements are
+queued on the current stream; functions of NumPy wait for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __version__ = "14.2.0"
 
 
 def __getattr__(name):
-    """Return a type of NumPy, or a function of NumPy that accepts arrays of the device."""
+    """Return an attribute of NumPy. A function also accepts arrays of the device."""
     found = getattr(np, name)
     return _on_host(found) if callable(found) and not isinstance(found, type) else found
 
@@ -156,7 +156,7 @@ class ndarray:
     def get(self, *args, **kwargs):
         with self.device:
             stream = get_current_stream()
-            later(lambda: None, stream.ptr)  # the copy, which the default stream waits for
+            later(lambda: None, stream.ptr)  # in place of CuPy's copy: waits for the same streams
             stream.synchronize()
         return self._a.copy()
 

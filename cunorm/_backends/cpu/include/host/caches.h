@@ -35,8 +35,8 @@ SHARED {
   inline thread_local CacheLine kept_lines[lines];
 }
 
-// The asm hides the address of the thread-local memory from GCC, which would otherwise look the
-// address up in each step of a loop.
+// Returns the thread's memory for packs. The asm hides from GCC that the address is that of
+// thread-local memory; otherwise GCC would look it up in each step of a loop.
 template <class V, int packs>
 inline V* kept_packs() {
   if constexpr (packs == 0) {

@@ -8,7 +8,7 @@
 
 #include "gang.h"
 
-// Accumulators stay in registers only if everything is inlined.
+// `flatten` inlines all calls; otherwise accumulators would not stay in registers.
 #define __global__ __attribute__((flatten, noinline))
 #define __device__
 #define __forceinline__ __attribute__((always_inline)) inline

@@ -25,8 +25,8 @@ struct Gang {
 
   static constexpr int rings = 8;
 
-  // Returns memory for one reduction: a value for each part. The memory is reused only after the
-  // thread has waited several times.
+  // Returns memory for one reduction: a value for each part, with identities for the thread's own
+  // parts. The memory is reused only after the thread has waited at least twice.
   template <class Op, class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);

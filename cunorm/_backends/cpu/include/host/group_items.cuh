@@ -6,7 +6,7 @@
 #include "group_strip.cuh"
 
 // KEPT_H: how many packs of h a thread keeps for its groups. HANDED_H: whether the workspace has
-// room for h of all samples.
+// room for h of all samples of a launch.
 #ifndef KEPT_H
 #define KEPT_H 0
 #endif
@@ -45,11 +45,11 @@ struct HandedOn {
   }
 };
 
-// Values of items. The last pass reads the values that the first pass kept, or computes them again.
+// Items of h. The last pass reads the items that the first pass kept, or computes them again.
 template <class B>
 struct TileItems {
   static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
-  static_assert(!kept || (B::find && B::write), "the last pass reads what the first one keeps");
+  static_assert(!kept || (B::find && B::write), "the last pass reads what the first pass keeps");
   const Sizes& sizes;
   Lines<typename B::dx_t> results;
   index_t block_channels, line_packs;

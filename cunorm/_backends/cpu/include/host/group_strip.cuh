@@ -54,7 +54,7 @@ struct Strip {
     return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
   }
 
-  // Calls f(pack) in the pass that writes.
+  // Calls f(pack) for each pack, in the pass that writes.
   template <class F>
   void for_each_pack(const F& f) const {
     for_each_run<true>([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
@@ -73,8 +73,8 @@ struct Strip {
   }
 
   // The mean of a few positions of each channel or, with channels first, of a few packs of
-  // positions. The positions are as far apart as possible. The mean of 32 elements differs from the
-  // true mean mostly by less than a fifth of the standard deviation.
+  // positions, which are evenly spaced. Mostly, a mean of 32 elements differs from the mean of all
+  // by less than a fifth of the standard deviation.
   template <class Add>
   ChannelItems<B> sampled_mean(const Add& add) const {
     const index_t first = part * sizes.part_positions, positions = sizes.positions_of(part);
@@ -135,7 +135,7 @@ struct Strip {
     } else {
       typename B::compute_t values[B::pack] = {}, found = 0;
       const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
-      index_t group = channel / size, end = 0;  // the item at which the next group begins
+      index_t group = channel / size, end = 0;  // the element at which the next group begins
       for (index_t i = 0; i < count; ++i) {
         if (i == end) {
           found = value(first + group++);
@@ -156,7 +156,7 @@ struct Strip {
   }
 
   // Calls f(first, end) for runs of packs. With channels last, `first` and `end` are lines, and a
-  // run has only one part of each pack, so that a loop has few sums. With channels first, `first`
+  // run has the same part of each pack, so that a loop has few sums. With channels first, `first`
   // and `end` are columns.
   template <bool writes, class F>
   void for_each_run(const F& f) const {

@@ -6,7 +6,7 @@
 #pragma once
 #include "group_items.cuh"
 
-// Whether the channels are a whole number of packs. If so, half as much code is compiled.
+// Whether the channels of a line are whole packs. If so, half as much code is compiled.
 #ifdef WHOLE_PACKS
 inline constexpr bool whole_packs = true;
 #else
@@ -34,7 +34,7 @@ struct Tile {
 
   explicit Tile(const Sizes& sizes) : sizes(sizes) {}
 
-  // Returns a function that computes of(strip).
+  // Returns a function of a strip: `of` itself, which computes its value again at each call.
   template <class Of>
   auto of_strips(const Of& of) const {
     return of;
@@ -106,9 +106,9 @@ inline Item<B> read(const LoadedPart<B>& loaded, At at) {
 }
 
 // An operand's packs, which stay in memory, with their prefetches. With channels last, each pass
-// prefetches packs that it will read. With channels first, the pass that writes prefetches packs of
-// the next group; in a backward the first pass prefetches half of these, so that memory is busy in
-// both passes.
+// prefetches packs that it will read. With channels first, the pass that writes prefetches the next
+// group; in a backward each of the two passes prefetches half of the next group, so that memory is
+// busy in both.
 template <class B, class T, bool for_h = false>
 struct TilePacks {
   const Sizes& sizes;
@@ -163,9 +163,9 @@ struct GroupTeam {
 
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
-  // Hands on the shift of each channel, and the sums about it. A shift is the mean of some elements
-  // or, if this mean is too far from the channel's mean, the channel's mean. So the sum of squares
-  // about a shift is at most one and a half times the sum of squares about the mean.
+  // Hands on a shift for each channel, and the sums about it. The shift is the mean of a few
+  // elements or, if this is too far from the mean of all elements, the mean of all. So the sum of
+  // squares about the shift is at most one and a half times the sum of squares about the mean.
   template <class Strip, class Add, class SumsAbout>
   void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
@@ -199,7 +199,7 @@ struct GroupTeam {
 
  private:
   // Moves a shift to its channel's mean if twice (sum / count)^2 is larger than the variance, or if
-  // the sum is not finite. Returns whether any shift was moved. No channel depends on another.
+  // the sum is not finite. Returns whether any shift was moved. No channel affects another.
   static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
     decltype(Item<B>{} > Item<B>{}) any_far = {};
     for (int i = 0; i < int(sizeof(shift) / sizeof(shift.item[0])); ++i) {
@@ -271,7 +271,7 @@ struct Group {
   }
 };
 
-// Calls visit(group) for the thread's groups. All threads wait for each other before and after.
+// Calls visit(group) for the thread's groups. Threads that share samples wait before and after.
 template <class B, class Visit>
 inline void for_each_group(const GroupTeam<B>& team, const Visit& visit) {
   if constexpr (shared_samples) gang.wait();

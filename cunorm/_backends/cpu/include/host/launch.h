@@ -29,7 +29,7 @@ struct List {
   long long tasks, slots, words;
 };
 // A kernel to run: cunorm_blocks of its library, its number of blocks, and the word at which its
-// arguments begin. If threads share blocks, `parts` counts parts of a row or shares of samples.
+// arguments begin. `parts` is the number of parts of a row or of shares of samples; 0: not shared.
 struct Task {
   decltype(&cunorm_blocks) blocks;
   long long grid, arguments, parts;
@@ -41,8 +41,8 @@ struct Slot {
 
 // Runs a thread's share of each kernel. `wait` returns when all threads have called it. Threads
 // share a kernel's blocks only if they cannot divide the blocks evenly. `sums` is memory for sums
-// of parts: first for shared blocks, then for each thread's own blocks. The first thread, which is
-// the caller, runs a kernel that is too small to share.
+// of parts: first for shared blocks, then for each thread's own blocks. If a kernel has one block
+// that is not shared, thread 0, which is the caller, runs it.
 inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
                       long long sums_size, int thread, int threads, void (*wait)()) {
   for (long long i = 0; i < count; ++i) {

@@ -8,8 +8,8 @@
 //
 // The polynomials are minimax approximations, by Remez's algorithm in 50 digits. exp's coefficients
 // were rounded one by one, each time with a new fit of the others; tanh's all together; erfc's were
-// moved to neighbouring numbers while that helped. `error` is the rounded polynomial's error
-// relative to the function: at most an eighth of the error of rounding the result.
+// moved to neighbouring numbers while that helped. `error` is the largest error of the polynomial
+// with rounded coefficients, relative to the function.
 #pragma once
 #include "simd.h"
 
@@ -58,7 +58,7 @@ inline V at_most(V v, double bound) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-// Each is one instruction, which returns its second operand if an operand is NaN.
+// Each of these is one instruction, which returns its second operand if an operand is NaN.
 inline simd::Floats at_least(simd::Floats v, double bound) {
   return (simd::Floats)_mm512_max_ps(_mm512_set1_ps(float(bound)), (__m512)v);
 }
@@ -88,7 +88,7 @@ inline V reciprocal(V v) {
   return 1.0f / v;
 }
 
-// The coefficients are in the order of the powers, from v^0 on.
+// Returns the sum of coefficients[i] * v^(i - first), from i = first on.
 template <int first = 0, class V, class C, int count>
 inline V polynomial(V v, const C (&coefficients)[count]) {
   V sum = constant<V>(coefficients[count - 1]);
@@ -105,7 +105,7 @@ struct ExpConstants<float> {
   static constexpr int mantissa_bits = 23, exponent_bias = 127;
   static constexpr float lowest = -104, highest = 89;  // beyond, the result is 0 or infinity
   static constexpr float logistic_lowest = -89;        // e^89 is infinite
-  static constexpr float logistic_highest = 87.5;      // e^-v is 0 from v = 87 on
+  static constexpr float logistic_highest = 87.5;      // from v = 87 on, the computed e^-v is 0
   static constexpr float to_integer = 0x1.8p23f;       // adding it rounds to an integer
   static constexpr float log2_e = 0x1.715476p0f;
   static constexpr float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;  // n ln2_high is exact
@@ -140,7 +140,7 @@ inline Reduced<V> reduced(V v) {
   return {n, fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v))};
 }
 
-// Reduces any v. Beyond lowest and highest, n is such that the result is 0 or infinity.
+// Reduces any v. Beyond lowest and highest, n is such that exp is 0 or infinity.
 template <class V>
 inline Reduced<V> reduced_of_any(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -162,8 +162,7 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
   return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
 }
 #if defined(__AVX512DQ__)
-// Here n may be any number, infinity or NaN. Where r has no meaning, it is clamped to a small
-// number.
+// scalef takes any n, even infinity or NaN. A meaningless r is clamped to a small number.
 inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
   const Reduced<simd::Floats> found = reduced(v);
   constexpr int smaller_magnitude = 2;  // with the sign of the first operand
@@ -186,14 +185,14 @@ inline V exp(V v) {
 }
 
 // s(v) = 1 / (1 + e^-v), the complement 1 - s(v), and v clamped to bounds beyond which s(v) or the
-// complement is 0. The complement is a multiple of s(v), so it is 0 where s(v) is 0.
+// complement is 0. The complement is computed as e^-v s(v), so where s(v) is 0 it is 0, not 1.
 template <class V>
 struct Logistic {
   V value, complement, bounded;
 };
 
-// Uses half of e^-v, which is finite wherever s(v) is not 0. The scale 2^(n - 1) of this half is a
-// normal number or 0. If e^-v is below 1.7e-38 (for doubles 3.2e-308), 1 - s(v) is 0.
+// Computes e^-v / 2, which is finite wherever s(v) is not 0. Its scale 2^(n - 1) is a normal number
+// or 0. If e^-v is below 1.7e-38 (for doubles 3.2e-308), the complement is 0.
 template <class V>
 inline Logistic<V> logistic(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -207,7 +206,7 @@ inline Logistic<V> logistic(V v) {
   return {value, half * (value + value), bounded};
 }
 
-// tanh v = v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = exp(-2 |v|).
+// |tanh v| = |v + v^3 polynomial(v^2)| up to |v| = 0.55, then 1 - 2 e / (1 + e), e = exp(-2 |v|).
 template <class C>
 struct TanhConstants;
 template <>
@@ -232,8 +231,8 @@ inline V tanh(V v) {
   return copysign(select(magnitude > constant<V>(0.55), large, small), v);
 }
 
-// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is exact
-// up to a = 9. `middle` is chosen so that the first coefficient is close to its rounded value.
+// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. Up to a = 9, r - middle
+// is exact. `middle` is chosen so that the first coefficient is close to its rounded value.
 template <class C>
 struct ErfcConstants;
 template <>
@@ -269,7 +268,7 @@ inline V inlined_erfc(V v) {
   const V r = 1.0f / sum, r_lost = fma(-sum_lost, r, fma(-sum, r, one));
   const V t = r - K::middle, share = fma(t, constant<V>(8.1), constant<V>(2));
 
-  // The last step of the polynomial and the product with r, and the rounding error of each.
+  // p is the polynomial, factor is p * r, and p_lost and factor_lost are their rounding errors.
   const V rest = polynomial<1>(t, K::polynomial);
   const V p = fma(rest, t, first), p_lost = fma(rest, t, first - p);
   const V factor = p * r, factor_lost = fma(p_lost, r, fma(p, r, -factor));

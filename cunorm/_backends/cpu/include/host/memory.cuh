@@ -32,7 +32,7 @@ inline constexpr int items_per_pack = B::pack / simd::lanes<typename B::compute_
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
-// All parts of a pack have the same number of items.
+// All parts of a pack have the same number of items, which therefore divides items_per_pack.
 constexpr int largest_divisor(int count, int max_divisor) {
   return count % max_divisor == 0 ? max_divisor : largest_divisor(count, max_divisor - 1);
 }
@@ -63,9 +63,9 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// A part of a pack. The pack begins at `column`, and is whole or cut by the row's end.
-// Each part has a type of its own, because GCC inlines functions that are called once. Loops over
-// parts are recursive: with one more closure, GCC would not keep sums in registers.
+// A part of a pack. The pack begins at `column`, and is whole or cut by the row's end. Each part
+// has a type of its own: functions of that type are called once, so GCC inlines them. Loops over
+// parts are recursive: with one more closure, as for `unrolled`, sums would not be in registers.
 template <bool is_whole_, int part_>
 struct PartOfPack {
   static constexpr bool is_whole = is_whole_;
@@ -137,8 +137,8 @@ inline void for_each_item(CountedPart<is_whole> at, index_t end, const F& f) {
   for_each_item_of_part<B>(at, end, f);
 }
 
-// A row has only one cut pack. If it has many items, the loop over them is not unrolled: this is
-// quick enough and compiles quickly. The loop keeps its sums and results in memory, so it
+// A row has at most one cut pack. If this pack has many items, the loop over them is not unrolled:
+// this is quick enough and compiles quickly. The loop keeps its sums and results in memory, so it
 // cannot share them with a loop over whole packs.
 template <class B, class F>
 inline void for_each_item(CutPack at, index_t end, const F& f) {

@@ -100,7 +100,7 @@ struct ColumnSums {
 template <class B>
 struct ParamSums {
   static constexpr int run_rows = 8;
-  static_assert(run_rows % max_rows_at_once == 0, "rows that are taken at once are recent");
+  static_assert(run_rows % max_rows_at_once == 0, "rows taken at once are in one run");
 
   ColumnSums<B, B::dweight> dweight;
   ColumnSums<B, B::dbias> dbias;

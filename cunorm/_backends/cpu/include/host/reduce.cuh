@@ -9,8 +9,8 @@
 // pass, a chunk has at most 16 packs. A part of a row is 8 chunks of the second pass.
 inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
 
-// Reduces over a run: value i is the result over item i of all packs. Where equal numbers are added
-// to a larger one, all roundings may have the same direction, so runs are short.
+// Reduces over a run: value i is the result over item i of all packs. Runs are short, because if
+// equal numbers are added to a larger sum, all roundings may have the same direction.
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
@@ -24,7 +24,7 @@ struct ItemReduction {
   }
   template <class At>
   void add_product(At at, Item<B> a, Item<B> b) {
-    static_assert(same_type<Op, Sum>, "a product is added");
+    static_assert(same_type<Op, Sum>, "add_product is only for sums");
     is_cut = same_type<At, CutItem>;
     values.item[at.slot] = fma(a, b, values.item[at.slot]);
   }
@@ -55,7 +55,7 @@ inline constexpr bool
     begins_with_pack<B, std::enable_if_t<B::center, std::void_t<typename B::y_t>>> = true;
 
 // Reduces over a row: over the runs of each part, in 16 lanes, then over the lanes, then over the
-// parts. Whether or not threads share a row, it has the same parts (`Row` in row_walk.cuh).
+// parts. A row has the same parts whether or not threads share it (`Row` in row_walk.cuh).
 template <class B, class Op = Sum>
 struct RowReduction {
   using Operation = Op;
@@ -85,7 +85,7 @@ struct RowReduction {
       unrolled<items>([&](int i) { lanes.item[i].add(run.values.item[i]); });
     }
   }
-  // Call it after the last run of a shared row.
+  // Keeps the current part's result. If threads share rows, all_reduce ends a thread's last part.
   void end_part() {
     if (part < 0) return;
     if constexpr (shared_rows)

@@ -9,7 +9,7 @@
 #define HELD_PACKS 0
 #endif
 
-// With AVX-512 and a gate of more than 16 bits, loading held values is slower than computing them.
+// With AVX-512 and a gate of compute_t's size, loading held values is slower than computing them.
 template <class B>
 inline constexpr int held_packs =
     B::reduces && (simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t))
@@ -28,8 +28,8 @@ template <class B>
 inline constexpr bool long_passes = false;
 #endif
 
-// An operand's row. Each pack of a later row is prefetched once: in the second pass, or in the only
-// pass that reads the operand. If passes are long, each prefetches half of the packs.
+// An operand's row. Unless wide_rows, each pack of a later row is prefetched once: in the second
+// pass, or in the only pass that reads the operand. Of two long passes, each prefetches half a row.
 template <class B, class T, bool once = false>
 struct RowPacks {
   InputRow<const T> row;
@@ -85,7 +85,7 @@ inline void copy_part(At at, Pack<V, count>& to, const Pack<V, count>& from) {
 }
 
 // The values that a thread computes in the first pass over a row, and holds for the second pass if
-// computing takes longer than loading. With `hold`, the first pass reads back the last pack, too.
+// computing takes longer than loading. With `hold`, operator[] returns the pack that was put last.
 template <class B, class V, bool hold = true>
 struct HeldPacks {
   V* packs;
@@ -106,7 +106,7 @@ struct HeldPacks {
   }
   template <bool second_pass>
   V operator[](PackAt<CutPack, second_pass>) const {
-    return last;  // a copy, which a loop needs in memory
+    return last;  // a copy: the loop over a cut pack would keep `last` itself in memory
   }
   template <class At, class Compute>
   either<(held_packs<B> > 0), const V&, V> held_or(At at, const Compute& compute) const {

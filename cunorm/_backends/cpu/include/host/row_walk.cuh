@@ -20,8 +20,8 @@ template <class B>
 inline constexpr bool streamed = true;
 
 // How many rows are taken at once. Between passes, these rows of x stay in a second-level cache,
-// with dy, the sums for a parameter and prefetched rows (measured with 1 MiB). The number is a
-// power of two, so that it divides the eight rows that param_sums.cuh adds up at a time.
+// with dy, the sums for a parameter and prefetched rows (measured with a 1 MiB cache). The number
+// is a power of two, so that it divides the eight rows that param_sums.cuh adds up at a time.
 inline constexpr int max_rows_at_once = 4;
 inline int rows_at_once(index_t row_bytes) {
   return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
@@ -33,7 +33,7 @@ inline index_t rows_ahead(index_t row_bytes) {
   return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
 }
 
-// A part of a whole pack, or a pack that the row's end cuts, in the pass that `second_pass` says.
+// A part of a whole pack, or a pack that the row's end cuts, and which of the passes visits it.
 template <class Place, bool second_pass_>
 struct PackAt {
   static constexpr bool second_pass = second_pass_;
@@ -68,8 +68,8 @@ struct Results {
 };
 
 // The first pass of a centered backward has three sums, and 16 registers cannot hold the sums of
-// all parts of a pack. Where this is quicker, the pass visits the first part of each pack of a
-// chunk, then the second part of each pack, and so on.
+// all parts of a pack. So the pass visits the first part of each pack of a chunk, then the second
+// part of each pack, and so on, wherever this order is quicker.
 #ifdef LONG_PASSES
 template <class B>
 inline constexpr bool parts_in_turn = false;
@@ -246,8 +246,8 @@ struct Row {
   }
 };
 
-// In 16 bits without AVX-512, a row takes so many instructions that a core cannot reach the next
-// row while it waits for the sums of one row. So several narrow rows are taken at once.
+// If x has 16 bits and there is no AVX-512, a row takes so many instructions that a core cannot
+// reach the next row while it waits for the row's sums. So several narrow rows are taken at once.
 template <class B, class Find, class Store>
 inline void for_each_row(const Walk<B>& walk, const Find& find, const Store& store) {
   constexpr bool is_long = sizeof(typename B::x_t) == 2 && simd::bytes < 64;

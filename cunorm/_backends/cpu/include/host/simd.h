@@ -2,8 +2,8 @@
 // SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
 // convert.
 //
-// A vector is as wide as the machine's registers. Sums have 64 lanes for any width of vectors, so
-// no result depends on that width.
+// A vector is as wide as the machine's registers. The number of a sum's lanes does not depend on
+// that width, so no result depends on it.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -102,7 +102,7 @@ inline Doubles load<double>(const fp32* p) {
 template <>
 inline Floats load<float>(const bf16* p) {
 #if defined(__aarch64__)
-  return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 splits up the #else line
+  return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 compiles the #else line badly
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
   // One instruction moves an element's bits to the upper half of each word, and zeros to the lower.
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,

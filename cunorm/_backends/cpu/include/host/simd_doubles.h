@@ -5,8 +5,8 @@
 
 namespace simd {
 
-// Rounds to odd: of the two floats around v, returns the one whose last bit is set. Rounding that
-// float to 16 bits then gives the same as rounding the double once.
+// Rounds to odd: returns v if it is a float, else, of the two floats around v, the one whose last
+// bit is set. Rounding that float to 16 bits then gives the same as rounding the double once.
 inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto nearest = __builtin_convertvector(v, FloatsOfDoubles);
   const auto back = __builtin_convertvector(nearest, Doubles);

@@ -5,7 +5,6 @@
 
 namespace simd {
 
-// Stores one vector after the other.
 template <int count, class T, class V>
 inline void store_all(T* p, const V* v) {
 #pragma GCC unroll 32
@@ -54,8 +53,8 @@ inline bool round_pairs(const Floats* v, Pair* rounded) {
   return _mm256_movemask_ps(has_nan) == 0;
 }
 #endif
-// put(p, bits) stores one rounded vector or two. If round_pairs returns false, `store` stores all
-// vectors.
+// Stores vectors in pairs: by put(p, bits), which stores one or two rounded vectors, or by `store`
+// if round_pairs returns false.
 template <int pairs, class Put>
 inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS

@@ -16,7 +16,7 @@ inline constexpr bool can_stream<fp32, float, results> = true;
 template <int results>
 inline constexpr bool can_stream<bf16, float, results> =
     bytes == 64 || (bytes == 32 && results == 1);
-#if defined(__F16C__) && defined(__FMA__)  // the condition of bits_of
+#if defined(__F16C__) && defined(__FMA__)  // then bits_of takes fp16
 template <int results>
 inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float, results>;
 #endif
@@ -41,11 +41,11 @@ inline void stream_pieces(void* p, Bits bits) {
     return;
   }
 #endif
-  static_assert(sizeof(bits) % 16 == 0, "it is stored in pieces");
+  static_assert(sizeof(bits) % 16 == 0, "a piece has 16 bytes");
   if constexpr (sizeof(bits) == 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(pieces), (__m128i)bits);
 }
-// Stores at once or in pieces. The stores bypass the caches if the address is aligned.
+// Stores at once or in pieces. The stores bypass the caches if the address is a multiple of 16.
 template <class Bits>
 inline void stream(void* p, Bits bits) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -64,7 +64,6 @@ inline void stream(void* p, Bits bits) {
 }
 #endif
 
-// Does what store_all does, but bypasses the caches.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)

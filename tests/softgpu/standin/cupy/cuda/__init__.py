@@ -161,7 +161,7 @@ class Event:
 
 
 class Graph:
-    """A captured graph. The graph and the arrays that it uses are never freed."""
+    """A captured graph. The graph, and the arrays that it assigns to or from, are never freed."""
 
     def __init__(self, graph):
         self.graph = graph
@@ -170,14 +170,14 @@ class Graph:
         call("cuGraphLaunch", self.graph, (stream or get_current_stream()).ptr)
 
 
-_freed = set()  # (device, stream, size)
+_freed = set()  # (device, stream, size in units of 512 bytes)
 
 
 class Memory:
-    """Memory of exactly the given size, freed in the order of the stream that allocated it.
+    """Memory of exactly the given size, freed when the stream that allocated it reaches the free.
 
-    CuPy reuses memory that was freed on the same stream. A capture cannot allocate memory, but gets
-    memory if as much was freed before on the captured stream.
+    A capture cannot allocate memory. CuPy reuses memory that was freed on the same stream, so here
+    a capture gets memory if memory of this size was freed before on the captured stream.
     """
 
     def __init__(self, size):
