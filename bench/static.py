@@ -107,18 +107,20 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
 
     If another NVRTC made the table, only plans are compared.
     """
-    table = {row.key: row for row in rows if row.arch in {f"sm_{p.architecture}" for p in plans}}
-    now = {tuple(str(planned_columns(plan)[name]) for name in KEY): plan for plan in plans}
+    architectures = {f"sm_{plan.architecture}" for plan in plans}
+    table = {row.key: row for row in rows if row.arch in architectures}
+    planned = [(planned_columns(plan), plan) for plan in plans]
+    now = {tuple(str(columns[name]) for name in KEY): (columns, plan) for columns, plan in planned}
     for key in table.keys() ^ now.keys():
         source = "the table" if key in table else "the plans"
         yield f"{' '.join(filter(None, key))}: only in {source}"
     common = [key for key in now if key in table]
     for key in common:
-        columns = planned_columns(now[key])
+        columns, _ = now[key]
         yield from _mismatches(table[key], {name: columns[name] for name in PLANNED}, {})
     if {table[key].nvrtc for key in common} == {nvrtc_version()}:
         chosen = _sampled(common, sample)
-        compiled = {row.key: row for row in _measure_all([now[key] for key in chosen], jobs)}
+        compiled = {row.key: row for row in _measure_all([now[key][1] for key in chosen], jobs)}
         for row in compiled.values():
             same = {name: getattr(row, name) for name in _SAME}
             if disassembler() is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Checks of drawn JAX programs of norms, in a separate process; a failure is printed as a script.
 
-python -m tests.fuzz.jax_examples SEED FIRST COUNT [--all]: --all goes on after a failure.
+python -m tests.fuzz.jax_examples SEED NUMBER ... [--all]: --all goes on after a failure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from importlib.metadata import version
 from itertools import combinations, starmap
 
@@ -114,13 +113,13 @@ def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Co
     return found
 
 
-def in_process(seed: int, first: int, count: int, *, compiler: bool = False) -> dict[str, int]:
+def in_process(seed: int, numbers: Iterable[int], *, compiler: bool = False) -> dict[str, int]:
     """Check programs in a separate process; return the counts of `check_all`.
 
     Without `compiler`, the NumPy reference stands in for the kernels, which other tests check.
     """
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.jax_examples"]
-    command += map(str, (seed, first, count))
+    command += map(str, (seed, *numbers))
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     env |= {} if compiler else {"PATH": "", "CXX": "no-such-compiler"}
     options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
@@ -130,6 +129,7 @@ def in_process(seed: int, first: int, count: int, *, compiler: bool = False) -> 
 
 
 if __name__ == "__main__":
-    seed, first, count = map(int, sys.argv[1:4])
-    goes_on = partial(check_all, goes_on=sys.argv[4:] == ["--all"])
-    print(json.dumps(dict(sorted(goes_on(seed, range(first, first + count)).items()))))
+    given = sys.argv[1:]
+    seed, *numbers = (int(word) for word in given if word != "--all")
+    counts = check_all(seed, numbers, goes_on="--all" in given)
+    print(json.dumps(dict(sorted(counts.items()))))

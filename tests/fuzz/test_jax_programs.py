@@ -37,8 +37,8 @@ KINDS = (
 
 
 def test_programs_agree_with_formulas_in_float64():
-    counts = in_process(48, 0, 15)  # with this seed, these few programs have most kinds
-    assert counts["gradients"] > 100
+    counts = in_process(0, (62, 69, 189, 276, 301, 316))  # few programs that have most kinds
+    assert counts["gradients"] > 60
     assert counts["refusals"]
     assert not [kind for kind in (*OPS, *DERIVATIVES, *SHARDED, "threads") if not counts.get(kind)]
 
@@ -47,7 +47,8 @@ def test_programs_agree_with_formulas_in_float64():
 @pytest.mark.parametrize("part", range(PARTS))
 def test_3_200_programs_agree_with_formulas_in_float64(part):
     """Only the first part runs kernels, because each program compiles some."""
-    counts = in_process(SEED, 100 + part * PROGRAMS, PROGRAMS, compiler=part == 0)
+    first = 100 + part * PROGRAMS
+    counts = in_process(SEED, range(first, first + PROGRAMS), compiler=part == 0)
     print(counts)
     assert counts["programs"] > 0.9 * PROGRAMS, "too many programs are left out"
     missing = [kind for kind in KINDS if not counts.get(kind)]

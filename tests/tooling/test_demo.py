@@ -16,6 +16,7 @@ import pytest
 
 import cunorm
 from cunorm import reference
+from tests import softgpu
 from tests.support.caches import fresh_process
 from tests.support.described import with_empty_caches
 from tests.support.internals import (
@@ -145,9 +146,12 @@ def test_a_wrong_input_is_named(content, text, demo, capsys):
 
 
 @pytest.mark.parametrize("missing", ["", "ml_dtypes", "rich"])
-def test_missing_packages_are_named_and_without_a_compiler_numpy_computes(missing):
+def test_missing_packages_are_named_and_without_a_compiler_numpy_computes(missing, tmp_path):
+    path = tmp_path / "input.npy"
+    np.save(path, RANDOM)
     code = f"from cunorm.__main__ import main; import sys; sys.modules[{missing!r}] = None;"
-    code += "sys.exit(main(['demo', '--device', 'cpu', '--quick']))"
+    words = ["demo", "--device", "cpu", "--quick", "--input", str(path)]
+    code += f"sys.exit(main({words}))"
     done = python("-c", code, PATH="", CXX="/nowhere/c++")
     if missing == "rich":
         assert (done.returncode, done.stdout) == (1, "")
@@ -377,7 +381,9 @@ def test_freed_memory_is_kept_where_glibc_allocates_it():
 
 @pytest.mark.gpu
 def test_the_demo_is_within_the_bounds_on_cuda(demo):
-    status, output = demo(RANDOM[:6, :20], device="cuda")
+    # The software GPU takes seconds for all norms, which tests of the operators run on it, too.
+    options, count = (["--quick"], QUICK) if softgpu.is_loaded() else ([], ALL + IN_16_BITS)
+    status, output = demo(RANDOM[:6, :20], *options, device="cuda")
     assert status == 0
     assert "\ndevice: cuda, " in output
-    assert len(table(output)) == 2 * (ALL + IN_16_BITS)
+    assert len(table(output)) == 2 * count
