@@ -6,9 +6,9 @@ one that calls fewest slow paths (divisions and roots at the limits of a format,
 row indices), then the shortest. So it skips code that does not run for every row: the guards at a
 row's end, and code for groups and partial sums.
 
-A loop repeats until its accesses to a row operand make up the thread's share of the row. In a pass
-over a streamed row, only the innermost loop repeats; the rest of the pass handles remainders. The
-loop over rows, and a loop that accesses no row operand, run once.
+A loop repeats until its accesses to a row operand make up the thread's share of the row. Of a pass
+over a streamed row, only the innermost loop is on the path: the rest, which handles remainders, is
+left out. The loop over rows, and a loop that accesses no row operand, run once.
 """
 
 from __future__ import annotations
@@ -166,9 +166,7 @@ class _Finder:
         entry: int,
         loop: frozenset[int] | None,
     ) -> bool:
-        """Whether a part of a region is a loop; the region itself does not count."""
-        if part == loop:  # a cycle with several entries: treated as straight code
-            return False
+        """Whether a part of a region is a loop; edges to `entry` count only without `loop`."""
         return any(m in part for n in part for m in self._successors_in(n, region, entry, loop))
 
     def _innermost(self, loop: frozenset[int]) -> frozenset[int]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`warmup`: compile ahead what calls will need, several builds at once."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 import time
 from collections.abc import Iterator, Set, ValuesView

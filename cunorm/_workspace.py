@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`workspace_size`: the bytes of workspace that a call needs, for callers that pass one."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 from collections.abc import Collection
 from inspect import signature

@@ -43,7 +43,7 @@ def group_builds(
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
     """Yield numbers of samples whose builds serve any number of samples.
 
-    Every small number is tried: cores share a few samples, with a plan that depends on how many.
+    Every small number is tried, because how cores share a few samples depends on their number.
     Powers of two follow. If two have different builds, a search finds where the builds change.
     """
     tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]

@@ -30,7 +30,7 @@ _CLUSTERS = (1, 2, 4, 8, 16)
 _UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
 _RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and alignment
 _MIN_TILE = 24 << 10  # about the least bytes of an operand in a tile
-# How many lines or, with channels first, packs of a channel a CPU's tile has, to stay in a core's
+# How many lines or, with channels first, packs of a channel a CPU's strip has, to stay in a core's
 # caches. The last is the most bytes of a line's pack in the compute type: 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 
@@ -76,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
-    """Return a CPU's tiles: strips of a pack of each line or, with channels first, of a channel."""
+    """Return a CPU's strips, of a pack of each line or, with channels first, of one channel."""
     pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
     if sizes.channels_last:
         pack, positions = _cpu_line_pack(types, sizes.channels), _CPU_LINES

@@ -106,8 +106,8 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    The source, errors and rounding are those of `normalize_backward` with c = 1. dresidual is dx;
-    the other gradients are None.
+    The source, errors and rounding are those of `normalize_backward` with c = 1. dresidual is dx
+    unless `out` has both; the other gradients are None.
 
     Parameters
     ----------

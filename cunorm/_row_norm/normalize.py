@@ -179,7 +179,7 @@ def add_normalize(
     gate, gate_activation, gate_position : optional
         As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate.
     residual_dtype : dtype, optional
-        The dtype of the new stream. It must be residual's; without residual it is x's by default.
+        The new stream's dtype: residual's; without residual, by default that in `out`, or else x's.
     out : AddNorm, optional
         For each result, an array to write instead of a new one, or None. y may be exactly an input
         other than an x that is returned as the new stream. The new stream may be exactly x or

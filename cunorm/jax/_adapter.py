@@ -53,7 +53,7 @@ class JaxAdapter(DLPackAdapter):
         """Let XLA make a call on JAX arrays of one device.
 
         Return None if outputs are given, if a required array is absent, if arrays are deleted, of
-        several types or of several shardings, or if this JAX cannot call the kernels (`refusal`).
+        several types or not in one SingleDeviceSharding, or if this JAX cannot call the kernels.
         """
         kind = type(arrays[0])
         key_parts: list[object] = []

@@ -5,7 +5,7 @@
 names. With groups, the formulas of a row apply to each group of a row.
 """
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 import math
 from collections.abc import Collection

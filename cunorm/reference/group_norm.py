@@ -6,7 +6,7 @@ names. x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R po
 the backward have x - mean in place of x, so that a mean far from 0 loses no digits.
 """
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 import math
 from collections.abc import Collection

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The named row norms, as cases of the generic one."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 import math
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The steps of the row norms: rounding, the residual stream, copies as rows, sums."""
 
-from __future__ import annotations  # help() has the names of the aliases
+from __future__ import annotations  # keeps the names of type aliases in help()
 
 import math
 from collections.abc import Collection, Mapping

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Ways to run a network in PyTorch: each returns results and gradients by name.
 
-A way is a function of a `Run`, by cunorm or by formulas. Formulas skip steps that test only cunorm,
-such as tracing.
+A way is a function of a `Run`, which is by cunorm or by formulas. In a run by formulas, a way skips
+steps that test only cunorm, such as tracing.
 """
 
 from __future__ import annotations

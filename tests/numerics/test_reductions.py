@@ -91,7 +91,7 @@ def rows(width: int) -> Any:
 
 
 def arguments(x: int, maxima: int, width: int) -> bytes:
-    """Return the bytes of `struct Arguments` for rows along one axis."""
+    """Return the bytes of `struct Arguments` for an x of shape [ROWS, width]."""
     return np.array([x, ROWS, 1, 0, 0, width, maxima, ROWS, 1, width], np.int64).tobytes()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Small kernels for the software GPU's own tests."""
+"""Helpers that build and launch small kernels in the software GPU's own tests."""
 
 from __future__ import annotations
 

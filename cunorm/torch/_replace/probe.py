@@ -25,7 +25,7 @@ Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there i
 
 
 def check_plain(module: Module) -> None:
-    """Raise Unknown if more than a module's class decides how the module runs."""
+    """Raise Unknown if a module is of a kind that is never replaced, such as a ScriptModule."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Unknown("it is a ScriptModule")
     if "forward" in vars(module):
@@ -46,7 +46,7 @@ def check_plain(module: Module) -> None:
 def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     """Return a module's plan, with a recipe at least for its parameters' dtype, or raise Unknown.
 
-    `plans` keeps the results: modules with equal numbers, names and shapes are probed only once.
+    `plans` keeps the results: modules with equal keys (see `_key`) are probed only once.
     """
     key = _key(module)
     if key not in plans:

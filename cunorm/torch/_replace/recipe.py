@@ -16,8 +16,8 @@ from cunorm.torch._functions import layer_norm, normalize, rms_norm
 Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if there are none
 Bounds = tuple[Tensor, Tensor]
 
-# The slack of a bound, relative to a row's largest number or a product's terms: 16 roundings of
-# float32. Sums of squares in torch's and in cunorm's order differ by fewer: 4 at width 16384.
+# The slack of a bound, relative to a row's largest number or the magnitudes in a product or sum: 16
+# roundings of float32. Sums of squares in torch's and cunorm's order differ by 4 at width 16384.
 _SLACK = 2.0**-20
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
@@ -33,7 +33,7 @@ class Recipe:
     round_before_weight: bool = False
     gate_activation: str | None = None  # None if there is no gate
     gate_position: str = "post"
-    dtype: str | None = None  # y's dtype: "x's", "float32" (or a wider x's), None (default)
+    dtype: str | None = None  # y's: "x's", "float32" (float64 if x is), None (default)
     rounds_factor: bool = False  # weight + weight_offset is rounded to weight's dtype
 
     def describe(self, eps: float | None = None) -> str:
@@ -89,7 +89,7 @@ class Recipe:
         if self.round_before_weight:
             low, high = _rounded(low, x.dtype), _rounded(high, x.dtype)
         if weight is not None:
-            terms = weight.double().abs() + self.weight_offset  # the terms of a sum that may cancel
+            terms = weight.double().abs() + self.weight_offset  # |a| + |b| of a sum that may cancel
             factor = (weight if self.rounds_factor else weight.double()) + self.weight_offset
             low, high = _times(low, high, factor.double(), terms)
         if bias is not None:
@@ -106,7 +106,7 @@ def _rounded(end: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
-    """Return the bounds of a rounded product; `terms` sums the magnitudes of the factor's terms."""
+    """Return the bounds of a rounded product; `terms` is |factor|, or |a| + |b| if it is a + b."""
     ends = low * factor, high * factor
     slack = _SLACK * torch.maximum(low.abs(), high.abs()) * terms
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
@@ -152,7 +152,7 @@ class Plan:
 
     eps: str  # the attribute's name
     parameters: tuple[str, ...]  # the names of weight and bias, if the module has them
-    arguments: tuple[str, ...]  # the names in forward of x and, if forward takes one, of gate
+    arguments: tuple[str, ...]  # forward's names for x and, if it takes one, for the gate
     matches: tuple[Match, ...]
     axes: frozenset[int]  # the numbers of axes that x may have
     under_autocast: bool  # whether recipes run under autocast, where torch's norms change y's dtype

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A strip of a part of a sample. It is one pack of channels wide or, with channels first, one
-// channel. Its packs form runs, whose sums are added up by Kahan's summation.
+// A strip: a pack of channels or, with channels first, one channel, at the positions of one part of
+// a sample. Its packs form runs, whose sums are added up by Kahan's summation.
 #pragma once
 #include "group.cuh"
 #include "reduce.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The CPU's group_tile.cuh: a tile consists of strips of parts of samples. A strip is one pack of
-// channels wide or, with channels first, one channel. Either a block has all strips of some groups
-// of a sample, so that they stay in the core's caches; or threads share the strips of all samples
-// of a launch. Each strip hands on sums of each of its channels.
+// The CPU's group_tile.cuh: a block's tile is either some groups of a sample, so that they stay in
+// the core's caches, or all samples of a launch, whose strips threads share. A tile consists of
+// strips: a strip is a pack of channels or, with channels first, one channel, at the positions of
+// one part. Each strip hands on sums of each of its channels.
 #pragma once
 #include "group_items.cuh"
 
@@ -20,8 +20,8 @@ inline constexpr bool shared_samples = true;
 inline constexpr bool shared_samples = false;
 #endif
 
-// Whether a pass reads an operand. If h is handed on, the last pass does not read an operand that
-// only h needs.
+// Whether a pass reads an operand. If h (see group_items.cuh) is handed on, the last pass does not
+// read an operand that only h needs.
 template <class B, bool for_h, bool writes>
 inline constexpr bool is_read = true;
 template <class B>
@@ -89,8 +89,8 @@ struct Tile {
   }
 };
 
-// A part of a pack. All of its items are loaded before one is used. Otherwise compilers would
-// compute one item after the other, because they move no load across the store of a kept item.
+// The items of a part of a pack (see memory.cuh), all loaded before one is used. Otherwise
+// compilers would compute one after the other: they move no load across the store of an item of h.
 template <class B>
 struct LoadedPart {
   Items<B> items;
@@ -198,8 +198,8 @@ struct GroupTeam {
   }
 
  private:
-  // Moves a shift to its channel's mean if twice (sum / count)^2 is larger than the variance, or if
-  // the sum is not finite. Returns whether any shift was moved. No channel affects another.
+  // Moves a shift to its channel's mean if 3 * sum^2 / count exceeds the sum of squares, or if the
+  // sum is not finite. Returns whether any shift was moved. No channel affects another.
   static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
     decltype(Item<B>{} > Item<B>{}) any_far = {};
     for (int i = 0; i < int(sizeof(shift) / sizeof(shift.item[0])); ++i) {

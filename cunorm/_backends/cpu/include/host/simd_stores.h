@@ -53,8 +53,8 @@ inline bool round_pairs(const Floats* v, Pair* rounded) {
   return _mm256_movemask_ps(has_nan) == 0;
 }
 #endif
-// Stores vectors in pairs: by put(p, bits), which stores one or two rounded vectors, or by `store`
-// if round_pairs returns false.
+// Stores pairs of vectors, by put(p, bits) for each rounded pair or, without HAS_PAIRS, for each
+// rounded vector. If round_pairs returns false, `store_pair` stores them.
 template <int pairs, class Put>
 inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS
