@@ -157,9 +157,9 @@ def test_the_readme_has_the_range_of_the_committed_errors():
     for row in chosen:
         (ours if row.provider.startswith("cunorm") else theirs).append(float(row.y_worst))
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"units in the last place at mean 1e4, deviation 1 | {min(theirs):,.0f} to " in readme
-    assert f"{max(theirs):,.0f} units in PyTorch, torch.compile and JAX" in readme
-    assert f"within {max(ours):.0f} units" in readme
+    of_theirs = f"{min(theirs):,.0f} to {max(theirs):,.0f} ulp in PyTorch, torch.compile and JAX"
+    ours_at_most = f"with mean 1e4 and deviation 1, y is off by at most {max(ours):.0f} ulp"
+    assert of_theirs in readme and ours_at_most in readme
     assert max(ours) <= 2
 
 
