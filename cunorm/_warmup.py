@@ -84,7 +84,7 @@ def warmup(
     ops : str
         Public functions, such as "rms_norm_forward" and "rms_norm_backward" for training.
     widths : int
-        Elements of a row of x, in all its axes and groups; channels of a group norm.
+        Elements of a whole row of x, whatever its axes and groups; for a group norm, channels.
     dtypes : dtype
         The dtype of x: "float16", "bfloat16", "float32", "float64" or a framework's dtype.
     device : str
@@ -94,8 +94,8 @@ def warmup(
     weight, bias, residual, gate : dtype or bool or None
         The forward's operands: a dtype, True for that of x, None or False if absent. By default
         there is a weight if the function takes one, a residual for the functions ``add_…``, no bias
-        and no gate. A backward is that of such a forward: it gets the residual stream (if any)
-        as x, a dy of y's dtype, and x's dtype as `x_dtype`.
+        and no gate. A backward is that of such a forward: its x is the residual stream, if there
+        is one, its dy has y's dtype, and its `x_dtype` is the dtype of the forward's x.
     d_residual : dtype or bool or None
         The gradient of the residual stream that a backward gets; True means the stream's dtype. By
         default True if the forward writes a stream.
@@ -247,10 +247,10 @@ def _options_of(name: str) -> set[str]:
 
 
 def _is_default(option: str, value: object) -> bool:
-    """Whether a value means the same as leaving the option out."""
+    """Whether a value of an option that no function takes means the same as leaving it out."""
     if value is None or value is False:
         return True
-    # Other types are not compared: NumPy's dtype float64 equals None; == of arrays is an array.
+    # Only strings and numbers are compared: dtype float64 equals None; == of arrays is an array.
     items = value if isinstance(value, tuple) else (value,)  # a tuple of names is one value
     is_plain = all(isinstance(item, str | Number) for item in items)
     return is_plain and value in (_ABSENT[option], AUTO)

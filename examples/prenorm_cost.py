@@ -24,7 +24,7 @@ DIRECTIONS = ("forward", "backward", "both")
 
 
 class Recorded(NamedTuple):
-    """A layer that only returns these arrays, so that only norms and additions take time."""
+    """A layer whose results are recorded, so that only norms and additions take time."""
 
     weight: Array
     branch: Array

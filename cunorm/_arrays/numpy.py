@@ -65,7 +65,7 @@ class NumpyAdapter(ArrayAdapter):
         flags, dtype = array.flags, array.dtype
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
-            raise TypeError(f"{function}: {argument} has dtype {dtype}, expected one of numbers")
+            raise TypeError(f"{function}: {argument} has dtype {dtype}, expected a numeric dtype")
         spec = tensor.bytes_spec(array.nbytes, CPU)
         return ArrayView(data_pointer(array), spec, array, self, flags.writeable)
 
@@ -96,7 +96,7 @@ class NumpyAdapter(ArrayAdapter):
         if axes is not None:
             return lambda model: np.empty(shape, dtype).transpose(axes)
         if has_model:
-            return lambda model: np.empty(model.shape, dtype)  # np.empty_like takes twice as long
+            return lambda model: np.empty(model.shape, dtype)
         return lambda model: np.empty(shape, dtype)
 
     def contiguous(self, view: ArrayView) -> ArrayView:

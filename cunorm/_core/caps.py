@@ -69,7 +69,7 @@ def describe_feature(name: str) -> str:
         return f"{state}: {_VARIABLE}={os.environ[_VARIABLE]}"
     which = f"{since} and later" if used.stop == 1000 else f"{since} to below {used.stop / 10}"
     return (
-        f"on for compute capability {which}; shown by interpreting the kernels' PTX, not yet by a "
+        f"on for compute capability {which}; tested by interpreting the kernels' PTX, not yet by a "
         f"run on a GPU ({_VARIABLE}=none turns it off)"
     )
 
@@ -80,9 +80,9 @@ def _named() -> set[str] | None:
     features = names - {"none"}
     if unknown := features - set(MIN_CAPABILITY):
         raise ValueError(
-            f"{_VARIABLE} names {min(unknown)!r}, expected none or some of "
+            f"{_VARIABLE} names {min(unknown)!r}, expected 'none' or some of "
             f"{', '.join(MIN_CAPABILITY)}"
         )
     if features and features != names:
-        raise ValueError(f"{_VARIABLE} names none beside {min(features)!r}, expected one of them")
+        raise ValueError(f"{_VARIABLE} names 'none' beside {min(features)!r}, expected one of them")
     return features if names else None

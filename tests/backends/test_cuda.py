@@ -21,6 +21,7 @@ from tests.support.internals import (
     KernelBuild,
     Launch,
     OnceMap,
+    _cache,
     _cuda,
     _driver,
     start,
@@ -49,6 +50,7 @@ def cupy(monkeypatch):
     caches += (_cuda.fits_cluster,)
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
     monkeypatch.setattr(_cuda, "loaded", OnceMap())
+    monkeypatch.setattr(_cache, "_our_files", lambda folder: [])  # other tests use these libraries
     for cache in caches:
         cache.cache_clear()
     yield cupy
@@ -160,9 +162,10 @@ def test_a_gpu_says_whether_clusters_with_the_shared_memory_of_a_launch_fit(pair
         _cuda.fits_cluster(Launch(pairs, 2, 32, shared=300_000), GPU)
 
 
-def test_a_thread_without_a_context_finds_the_same_room(pairs):
+def test_a_thread_without_a_context_finds_the_same_room(cupy, pairs):
     """A thread of autograd may plan a backward whose kernels `warmup` loaded in another thread."""
-    assert in_new_thread(lambda: _cuda.fits_cluster(Launch(pairs, 2, 32), GPU))
+    function, _ = _cuda.prepare(pairs, GPU)
+    assert in_new_thread(lambda: _driver.clusters_that_fit(cupy, function, Launch(pairs, 2, 32)))
 
 
 def test_a_thread_without_a_context_loads_what_cupy_has_loaded(pairs):

@@ -67,10 +67,10 @@ def test_a_wrong_name_is_an_error_that_lists_the_right_names(monkeypatch, capsys
     for value, text in (
         (
             "cluster",
-            "names 'cluster', expected none or some of clusters, async_copies, "
+            "names 'cluster', expected 'none' or some of clusters, async_copies, "
             "programmatic_launches",
         ),
-        ("none, clusters", "names none beside 'clusters', expected one of them"),
+        ("none, clusters", "names 'none' beside 'clusters', expected one of them"),
     ):
         monkeypatch.setenv(VARIABLE, value)
         with pytest.raises(ValueError, match=f"^{VARIABLE} {text}$"):
@@ -82,9 +82,9 @@ def test_a_wrong_name_is_an_error_that_lists_the_right_names(monkeypatch, capsys
 def test_info_names_the_features_in_use_and_how_they_are_tested(monkeypatch, capsys):
     main(["info"])
     printed = capsys.readouterr().out
-    assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
-    assert "on for compute capability 8.0 and later; shown by interpreting" in printed
-    assert "on for compute capability 9.0 and later; shown by interpreting" in printed
+    assert "on for compute capability 9.0 to below 11.0; tested by interpreting" in printed
+    assert "on for compute capability 8.0 and later; tested by interpreting" in printed
+    assert "on for compute capability 9.0 and later; tested by interpreting" in printed
     monkeypatch.setenv(VARIABLE, "clusters")
     main(["info"])
     assert f"on from compute capability 9.0: {VARIABLE}=clusters" in capsys.readouterr().out

@@ -15,17 +15,17 @@ from tests.fuzz.jax_nets import HALVES, Exact, Net, Unrounded, results
 from tests.fuzz.jax_programs import Run
 from tests.support.operands import DTYPES
 
-# Tolerances are relative to the largest element of the right result. In float32, up to 8 norms
-# follow each other, each with some 10 roundings of 6e-8, and cancellation magnifies these by 10.
-# The formulas round to half precision where cunorm does, so only numbers near a tie may be rounded
-# differently, by 2**-11 in float16 and 2**-8 in bfloat16; 16 such differences may add up. A wrong
-# gradient is off by at least 4 tolerances: see `can_tell` and `can_tell_apart`.
+# Tolerances are relative to the largest element of the right result; for the loss, jvp and
+# linearize, to the sum of the terms' magnitudes. In float32, up to 8 norms follow each other, each
+# with some 10 roundings of 6e-8, and cancellation magnifies these by 10. The formulas round to half
+# precision where cunorm does, so only numbers near a tie may be rounded differently, by at most
+# 2**-10 in float16 and 2**-7 in bfloat16; their tolerances are 8 such differences.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
 _LEAST = 0.03  # the least size of a gradient that is not zero, relative to the largest gradient
-_MAX_ROUNDED = 0.25  # the most that other roundings may change a gradient, in tolerances
+_MAX_ROUNDED = 0.25  # the most that `_rounded_otherwise` may change a gradient, in tolerances
 _PARAMETERS = ("weight", "gate")  # operands whose values have a mean of 1
 
-Worlds = frozenset  # one choice of values: the names of operands that have their second value
+Worlds = frozenset  # which of its two values each operand has: the names of those with the second
 
 
 class Oracle:
@@ -37,7 +37,7 @@ class Oracle:
         dtypes |= {one.dtype for one in net.operands.values()}
         self.tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
         self.has_halves = bool(dtypes & {*HALVES})
-        # Factors of the results in the loss; bfloat16 numbers are exact in every dtype.
+        # Factors of the results in the loss: bfloat16 numbers that are exact in float16, too.
         self.masks = [self._draw(f"mask of {name}", net.shape, "bfloat16") for name in net.results]
         self._found: dict[Any, Any] = {}
 
@@ -92,10 +92,10 @@ class Oracle:
         return products.sum(), float(abs(products).sum())
 
     def can_tell(self, world: Worlds[str]) -> bool:
-        """Return whether each gradient differs from zeros and from other gradients, or is zero.
+        """Return whether `compare` finds zeros or another operand's gradient in a gradient's place.
 
-        Return False, too, if other roundings change a gradient much, because large terms cancel.
-        The gradients of x and r may be alike: they are equal if only x + r is used.
+        Return False, too, if all gradients are zero, or if large terms cancel in one, so that it is
+        small or roundings change it. Those of x and r may be equal: they are if only x + r is used.
         """
         _, gradients = self.at(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
@@ -114,7 +114,7 @@ class Oracle:
         return True
 
     def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
-        """Yield gradients with other roundings: without half precision, and in float32."""
+        """Yield gradients that are not rounded to half precision, and such gradients in float32."""
         if self.has_halves:
             yield self.at(world, Unrounded)[1]
         if self.tolerance >= TOLERANCES["float32"]:
@@ -134,14 +134,14 @@ class Oracle:
         return bool(1e-9 * most < abs(one - other).max() < 4 * self.tolerance * most)
 
     def compare(self, name: str, found: Any, right: Any, scale: float = 0) -> None:
-        """Compare an array; if the right array is zero, the found array must be exactly zero."""
+        """Compare an array, relative to `scale` or, without it, to the largest right element."""
         right = np.asarray(right)
         assert found.shape == right.shape, f"{name} has shape {found.shape}, not {right.shape}"
         error = abs(np.asarray(found).astype(np.float64) - right).max()
         scale = scale or abs(right).max()
         assert error <= self.tolerance * scale, (
-            f"{name} is off by {error / (scale or 1):.3g} of its largest element, more than "
-            f"{self.tolerance:.3g}\nfound {np.asarray(found)}\nright {right}"
+            f"{name} is off by {error:.3g}, more than {self.tolerance:.3g} times {scale:.3g}\n"
+            f"found {np.asarray(found)}\nright {right}"
         )
 
 
@@ -188,7 +188,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
 
 
 def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
-    # JAX allows jacfwd where no norm is differentiated; its gradients have the loss's dtype.
+    # JAX allows jacfwd where no norm is differentiated; what jacfwd returns has the loss's dtype.
     of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
     for name, one, other in zip(run.wanted, found, right, strict=True):
         dtype = of_all or oracle.net.operands[name].dtype

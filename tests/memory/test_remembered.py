@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cached calls: none is planned twice, none keeps an array alive, streams and devices are current.
+"""Cached calls: none is planned twice, keeps an array alive, or runs on a wrong stream or device.
 
 test_repeated_calls.py shows that a cached call gives the results of its own arguments.
 """
@@ -169,8 +169,8 @@ def test_a_call_within_a_call_does_not_touch_the_outer_calls_memory(monkeypatch,
 
 # --- on GPUs --------------------------------------------------------------------------------------
 
-# The software GPU runs a stream's work late, when the host waits for it, and knows the device of
-# all memory. These tests therefore find a launch on a wrong stream or device.
+# The software GPU knows the device of all memory and, with late streams, runs work only when
+# something waits for it. These tests therefore find a launch on a wrong stream or device.
 
 
 def with_settings(**values):
@@ -224,10 +224,7 @@ def test_a_call_is_on_the_device_of_its_arrays_and_keeps_the_current_device(name
                     found = fields(make())
                     assert two_gpus.runtime.getDevice() == current
                     assert {array.device.id for array in found.values()} == {device}
-                    for (
-                        field,
-                        right,
-                    ) in expected.items():  # a launch on another device would give NaNs
+                    for field, right in expected.items():
                         np.testing.assert_allclose(host(found[field]), right, rtol=0, atol=1e-3)
 
 

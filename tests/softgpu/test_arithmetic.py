@@ -191,7 +191,7 @@ def test_conversions_to_integers_clamp_to_their_limits(to, source):
         v = RNG.standard_normal(256) * 2.0 ** RNG.integers(-2, 70, 256)
         v = v.astype(TYPES[source][2])
     v[:6] = np.inf, -np.inf, 0.5, 1.5, -2.5, -0.0
-    v[-1] = np.nan  # becomes 0 or, if either type has 64 bits, the upper bit alone
+    v[-1] = np.nan  # becomes 0 or, if either type has 64 bits, a 1 bit and then 0 bits
     limits = np.iinfo(TYPES[to][2])
     is_wide = source == "f64" or TYPES[to][2].itemsize == 8
     of_nan = (limits.min or limits.max // 2 + 1) if is_wide else 0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.internals import _compile, compiler, source_text
+from tests.support.internals import _compile, _files, compiler, source_text
 from tests.support.operands import DTYPES
 
 INCLUDE = Path(_compile.__file__).parent / "include"
@@ -43,12 +43,14 @@ def for_machine(machine: str) -> tuple[str, ...]:
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:
     """Compile a probe of the kernels' headers, and return the path of the library.
 
+    No other library shares its variables, such as the index of a block.
     By default the headers are those of the CPU build; with `device`, the text of a stand-in for
     CUDA, they are those of a GPU's build.
     """
     host = (folder,) if device else (folder, HOST)
     (folder / "probe.cu").write_text(text)
-    text = (device or '#include "device.h"\n') + source_text("probe", host)
+    own = f"#define LIBRARIES probe_{_files.digest(text, *options)}\n"
+    text = own + (device or '#include "device.h"\n') + source_text("probe", host)
     (folder / "probe.cpp").write_text(text)
     command = [*compiler().command, *options, *(f"-I{path}" for path in (*host, INCLUDE))]
     command += [os.fspath(folder / "probe.cpp"), "-o", os.fspath(folder / "probe.so")]

@@ -49,8 +49,8 @@ double rounded_to_integer(double v, int rounding) {
   }
 }
 
-// Converts to an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0, or the upper bit
-// alone if either type has 64 bits. Values out of range become the nearest limit.
+// Converts to an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0 or, if
+// either type has 64 bits, a 1 bit and then 0 bits. Values out of range become the nearest limit.
 template <class From>
 u64 integer_of(double v, const Instruction& i) {
   const int bits = 8 * i.bytes;
@@ -100,15 +100,15 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// Converts two float32 to a pair of halves. The first float32 becomes the upper half.
+// Converts two float32 to a pair of 16-bit numbers. The first is stored in the upper 16 bits.
 template <class To>
 void to_pair(Warp& w, const Instruction& i, u32 lanes) {
   const auto half = [](float v) { return half_of<To>(double(v)).bits; };
   apply<float, float>(w, i, lanes, [=](float a, float b) { return u32(half(a)) << 16 | half(b); });
 }
 
-// Applies f to each half of the sources in float64, and rounds the result to a half. The variant is
-// the number of halves.
+// Each source is one number of type H, or a pair of them: i.variant is 1 or 2. Applies f, in
+// float64, to the first numbers of all sources, then to the second ones, and rounds to H.
 template <auto f, class H>
 void on_halves(Warp& w, const Instruction& i, u32 lanes) {
   for_lanes(lanes, [&](int lane) {
