@@ -116,7 +116,7 @@ class Plan(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Rows of each team that are in shared memory at a time: this and later rows."""
+        """Rows of each team that are copied to shared memory while the team computes one."""
         return staged_rows(dict(self.build.macros))
 
     @property
@@ -148,7 +148,7 @@ def regime(build: KernelBuild) -> str:
 
 
 def staged_rows(macros: dict[str, str]) -> int:
-    """Return how many rows of each team are in shared memory at a time: this and later rows."""
+    """Return how many rows of each team are copied to shared memory while it computes one."""
     return int(macros.get("STAGES", 2 if macros.get("ASYNC_COPIES") == "true" else 0))
 
 

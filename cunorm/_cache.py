@@ -29,8 +29,8 @@ class CacheInfo(NamedTuple):
 
     `folder` has the CPU's builds of all processes; the first build makes the folder. `libraries` is
     the number of builds, `bytes` the size of cunorm's files. `loaded` and `cuda_kernels` count the
-    CPU's builds and the CUDA kernels that this process has loaded. `cupy_folder` has all
-    that CuPy compiled, also for other programs; it is None until CuPy is imported.
+    CPU's builds and the CUDA kernels (on all devices) that this process has loaded. `cupy_folder`
+    has all that CuPy compiled, also for other programs; it is None until CuPy is imported.
     """
 
     folder: Path

@@ -9,7 +9,8 @@
 // V is float or double; on a CPU it is a SIMD vector of either. A build selects a struct by its
 // name. The complement 1 - s(z) is not computed by subtraction, so it stays accurate in the tails.
 // If s(z) or the complement is subnormal or nearly so, it loses digits or becomes 0. At an infinity
-// a derivative is its limit, except that silu's is NaN if math::approximate. NaN gives NaN.
+// a derivative is its limit, except that silu's is NaN if math::approximate. NaN gives NaN,
+// but identity's derivative is 1.
 // Compilers drop the value or the derivative where a kernel does not use it.
 #pragma once
 #include "math.cuh"

@@ -75,8 +75,9 @@ __device__ inline Logistic<V> logistic(V v) {
   return {value, saturating_product(e, value), at_most(at_least(v, -1000), 1000)};
 }
 
-// Returns 1 / sqrt(v). For float, a Newton step refines the hardware's approximation; `lost` is the
-// rounding error of `product`. If v is 0 or infinite, the step is NaN; the approximation is exact.
+// Returns 1 / sqrt(v), rounded about once. For float, a Newton step refines the hardware's
+// approximation; `lost` is the rounding error of `product`. If v is 0 or infinite, the step is NaN;
+// the approximation is exact.
 __device__ inline float reciprocal_root(float v) {
   const float approximation = rsqrtf(v), product = v * approximation;
   const float lost = fma(v, approximation, -product);

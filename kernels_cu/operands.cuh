@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Shared by the forward and the backward of row norms: the macros of a build, where rows lie, and
-// which columns of a row a block has.
+// which group of columns and which rows of it a block has.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"

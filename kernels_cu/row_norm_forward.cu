@@ -6,7 +6,7 @@
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
-//   r    = q * rstd            k: 1 for RMSNorm and LayerNorm, 1 / sqrt(width) for L2 norm
+//   r    = q * rstd     k = c / sqrt(width): 1 for RMSNorm and LayerNorm, 1 / sqrt(width) for L2
 //   n    = k * r * (weight + weight_offset) + bias         k * r is computed as q * (k * rstd)
 //   y    = n * g(gate)    if post-gate, else n
 //

@@ -70,6 +70,7 @@ is_wrapped: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
 is_batch: Callable[[Tensor], bool] = _private("_C._functorch.is_batchedtensor", is_wrapped)
+# Legacy batches are those of `torch.autograd.grad(..., is_grads_batched=True)`.
 is_legacy_batch: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
 )

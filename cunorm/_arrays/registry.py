@@ -76,7 +76,7 @@ def view_all(
 def view_workspace(function: str, array: object) -> ArrayView:
     """Return the view of an array that a call may use as memory: contiguous and writable.
 
-    NumPy and CuPy arrays may have other dtypes than the kernels' four; tensors may have uint8.
+    NumPy and CuPy arrays may have any dtype of numbers; tensors uint8 or one of the kernels' four.
     """
     adapter = adapter_of(function, "workspace", array)
     workspace = adapter.workspace_view(function, "workspace", array)

@@ -119,7 +119,8 @@ def streaming_stores(
 ) -> tuple[float, Macros]:
     """Return the least number of elements of x at which stores bypass the caches, and the macro.
 
-    `moved` has the dtypes of all arrays that the kernel reads or writes, `results` of the results.
+    `moved` has the dtypes of all arrays as large as x that the kernel reads or writes, `results`
+    the dtypes of those that may bypass the caches.
     """
     written = [dtype for dtype in results if dtype is not None]
     element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)

@@ -32,7 +32,7 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 
 
 def typed_key(number: Any) -> tuple[Any, type, str] | None:
-    """Return a key that differs for numbers that are equal: 0.0, -0.0 and Decimal(0)."""
+    """Return a key that also tells equal numbers apart by type and sign: 0.0, -0.0, Decimal(0)."""
     return None if number is None else (number, type(number), str(number))
 
 

@@ -152,7 +152,7 @@ class _Tilings(NamedTuple):
             parts += -(-parts // 8)
 
     def _tiling(self, line_bytes: int, blocks: int, threads: int, streamed: bool = False) -> Tiling:
-        """Return tiles with lines of `line_bytes` or more, and `blocks` blocks for a unit.
+        """Return tiles with `blocks` blocks for a unit, and lines of `line_bytes` if they may be.
 
         The tiling's `cluster` is 0 if these blocks make no cluster.
         """

@@ -135,7 +135,7 @@ class ForwardTypes(_RowTypes):
     residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
-        """Return the dtypes held between the passes: p of `normalize_forward`, or s and gate."""
+        """Return the dtypes held between the passes: p with a pre-gate, else s and the gate."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]

@@ -65,7 +65,8 @@ def normalize(
         The number of equal slices of the last axis, each normalised separately; axis must be -1.
         Heads that share one weight need no groups: see the last example of `rms_norm`.
     weight_offset : float, optional
-        The number added to the weight before any rounding: 1.0 for Gemma's ``1 + weight``.
+        The number added to the weight, which is then required, before any rounding: 1.0 for
+        Gemma's ``1 + weight``.
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
@@ -361,8 +362,9 @@ def normalize_backward(
         an input; otherwise it overlaps no input.
     workspace : array, optional
         Memory for the partial sums of dweight and dbias: a contiguous array on x's device. Its
-        dtype is one of the four or, for NumPy, CuPy and PyTorch, uint8. It has at least
-        `workspace_size` bytes, its address is a multiple of 16, and it keeps nothing between calls.
+        dtype is one of the four, for PyTorch also uint8, for NumPy and CuPy any dtype of numbers.
+        It has at least `workspace_size` bytes, its address is a multiple of 16, and it keeps
+        nothing between calls.
         A call with a workspace and a full `out` allocates nothing.
     accumulate : bool, optional
         Whether dweight and dbias are added to their arrays in `out`. These arrays must be given and

@@ -29,7 +29,8 @@ LIMITS = {ForwardTypes: Limits(128, 32, 64), BackwardTypes: Limits(256, 16, 48)}
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
     """Return an estimate of the registers that a thread needs to hold `elements` of a row.
 
-    `of_plan` is what `of_several`, `of_uneven` or `of_streamed` returns, or 0.
+    `of_plan` is what `of_several`, `of_uneven` or `of_streamed` returns, or 0; in float64 it counts
+    twice.
     """
     if isinstance(types, ForwardTypes):
         return _of_forward(types, elements, pack, of_plan)
@@ -77,7 +78,7 @@ def of_several(types: RowTypes) -> int:
 
 
 def of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
-    """Return how many registers guards take in a centered forward whose rows leave lanes idle."""
+    """Return the registers for guards of packs, and of a block's sums if it is no power of two."""
     is_even = width % (threads * pack) == 0 and threads & (threads - 1) == 0
     if is_even or not types.formula.center or isinstance(types, BackwardTypes):
         return 0

@@ -52,8 +52,9 @@ class JaxAdapter(DLPackAdapter):
     def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Let XLA make a call on JAX arrays of one device.
 
-        Return None if outputs are given, if a required array is absent, if arrays are deleted, of
-        several types or not in one SingleDeviceSharding, or if this JAX cannot call the kernels.
+        Return None if outputs or a workspace are given, if a required array is absent, if arrays
+        are deleted, of several types or not in one SingleDeviceSharding, or if this JAX cannot call
+        the kernels.
         """
         kind = type(arrays[0])
         key_parts: list[object] = []

@@ -57,7 +57,10 @@ class Operator:
         return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
-        """Return outputs, with None for one that is absent, is x, or is the first output again."""
+        """Return outputs, the first with the strides that `_fake_outputs` gives it.
+
+        Return None for an output that is absent, is x, or is the first output again.
+        """
         arrays = [*map(unwrapped, arrays)]
         x: Any = arrays[self.op.x]
         first, *others = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))

@@ -54,7 +54,6 @@ def test_both_runs_have_the_same_loss_curve(device, example, capsys):
     assert losses == pytest.approx([*map(float, ends)], abs=0.0051)
 
 
-@pytest.mark.exhaustive
 def test_a_wrong_norm_separates_the_curves(example, monkeypatch, capsys):
     script, norms = example("jax_train"), example("jax_char_lm.norms")
 

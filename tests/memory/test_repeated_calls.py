@@ -167,9 +167,9 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
 @pytest.mark.parametrize(
     ("names", "kinds", "steps"),
     [
-        pytest.param([n for n in FUNCTIONS if n not in GROUP_NORMS], KINDS, 400, id="rows"),
-        pytest.param(GROUP_NORMS, KINDS, 120, id="groups"),
-        pytest.param(OF_GPUS, ["cupy"], 100, marks=pytest.mark.gpu, id="cupy"),
+        pytest.param([n for n in FUNCTIONS if n not in GROUP_NORMS], KINDS, 700, id="rows"),
+        pytest.param(GROUP_NORMS, KINDS, 200, id="groups"),
+        pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
     ],
 )
 def test_repeated_calls_give_the_results_of_first_calls(names, kinds, steps):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cunorm
-from tests.support.processes import in_process
+from tests.support.processes import in_process, python
 
 IMPORTED = """
 import sys
@@ -68,6 +68,13 @@ except ImportError as error:
 else:
     raise AssertionError("no error")
 """
+TYPOS = """
+import cunorm
+from cunorm import layer_norm, rmsnom
+cunorm.rms_norm
+cunorm.rmsnorm
+cunorm.jax
+"""
 USED = """
 import sys
 import numpy as np
@@ -102,6 +109,17 @@ def test_no_function_hides_a_module_of_its_name():
     for name in cunorm.__all__:
         if not isinstance(getattr(cunorm, name), types.ModuleType):
             assert find_spec(f"cunorm.{name}") is None, name
+
+
+def test_a_type_checker_finds_names_that_do_not_exist(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "typos.py").write_text(TYPOS)
+    options = ("--config-file=", f"--cache-dir={tmp_path}", "--no-error-summary")
+    done = python("-m", "mypy", *options, str(tmp_path / "typos.py"))
+    lines = [line for line in done.stdout.splitlines() if "typos.py:" in line]
+    found = [line.partition("typos.py:")[2] for line in lines]
+    assert [line.partition(":")[0] for line in found] == ["3", "5", "6"], done.stdout + done.stderr
+    assert "rmsnom" in found[0] and "rmsnorm" in found[1]
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])

@@ -91,9 +91,10 @@ def _can_make(folder: Path) -> bool:
 
 @cache
 def _named_folder() -> Path:
-    """Return the folder that the environment names; raise a RuntimeError without a home folder.
+    """Return the folder that the environment names, or one in the home folder.
 
-    A relative name is resolved once, because the working folder may change.
+    Raise a RuntimeError if the name begins with ~ and no home folder is known. A relative name is
+    resolved once, because the working folder may change.
     """
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("CUNORM_CACHE_DIR") or Path(base, "cunorm")

@@ -42,7 +42,9 @@ class LeftNorm(NamedTuple):
 
 @dataclass(frozen=True)
 class Replacement:
-    """The result of `replace_norms`. As text, names that differ only in numbers share a line.
+    """The result of `replace_norms`.
+
+    Its text is a summary by class and by what runs; names that differ only in numbers share a line.
 
     ``replaced`` has the modules that run cunorm. ``left`` has the other modules that may be norms:
     their class's name contains "norm", they have an eps, or their forward calls a norm of torch's.

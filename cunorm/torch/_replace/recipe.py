@@ -17,7 +17,8 @@ Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if 
 Bounds = tuple[Tensor, Tensor]
 
 # The slack of a bound, relative to a row's largest number or the magnitudes in a product or sum: 16
-# roundings of float32. Sums of squares in torch's and cunorm's order differ by 4 at width 16384.
+# roundings of float32. A sum of squares, in torch's or cunorm's order, is off by up to 4 at width
+# 16384.
 _SLACK = 2.0**-20
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
