@@ -40,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=size, default=120)
     parser.add_argument("--channels", type=size, default=32)
     parser.add_argument("--groups", type=size, default=8)
-    parser.add_argument("--shrink", type=size, default=5, help="divides both sides of 400x480 pixels")
+    parser.add_argument("--shrink", type=size, default=5, help="divides both sides of 400x480")
     parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
     parser.add_argument("--seed", type=seed, default=0)
     return parser

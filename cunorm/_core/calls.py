@@ -251,7 +251,8 @@ class Kernel(Generic[TypesT, GeometryT]):
     def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
         """Return a writer that has written the arrays and sums of `struct Arguments`.
 
-        It has not written the pointer to a group norm's workspace. `sums` are the byte offsets in the workspace of the partial sums for dweight and dbias.
+        It has not written the pointer to a group norm's workspace. `sums` are the byte offsets in
+        the workspace of the partial sums for dweight and dbias.
         """
         writer, types = ArgsWriter(self.slots), self.types
         for name, layout in self.layouts.items():
