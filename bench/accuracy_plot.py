@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The picture of the accuracy report: worst errors over the kinds of data.
+"""The picture of the accuracy report: the worst errors for each kind of data.
 
 Each operator has a line of panels, each result and dtype a column, each provider a colour. A curve
-joins the means; other kinds of data are single marks. For each operator, the panels show the widest
-shape, and the activations, which have only one width.
+joins the rows of several means of x; other kinds of data are single marks. For each operator, the
+panels show the widest shape, and a trained model's activations, which have only one width.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Any framework's arrays are read, most without a copy; results are right, of the caller's type."""
+"""Any framework's arrays are read, most without a copy, and results of all of them are right."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Examples in the README and the documentation run; commands and files named there exist."""
+"""Examples and commands of the README and the documentation run; files that README names exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """Return the pages' programs; a block that begins without an import continues the last one."""
+    """Return the pages' programs; a block without an import or docstring at first continues one."""
     found: list[Example] = []
     for page in PAGES:
         name = page.relative_to(ROOT).as_posix()
@@ -78,7 +78,7 @@ def test_every_block_of_code_has_a_form_that_is_tested(page):
 
 
 def commands() -> dict[tuple[str, ...], set[str]]:
-    """Return the options that the pages give to each program, by the program's words."""
+    """Return the options that the pages give to each program; a key is `program_of` a command."""
     found: dict[tuple[str, ...], set[str]] = {}
     for page in PAGES:
         for block in BLOCK.finditer(page.read_text(encoding="utf-8")):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Finds the memory of a watched access, and counts what launches access. counters.py reads the
-// counts.
+// Finds the allocation or the block's shared memory that an access to be checked or counted is in,
+// and counts what launches access. counters.py reads the counts.
 #include <algorithm>
 #include <set>
 

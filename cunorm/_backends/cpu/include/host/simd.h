@@ -2,8 +2,8 @@
 // SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
 // convert.
 //
-// A vector is as wide as the machine's registers. The number of a sum's lanes does not depend on
-// that width, so no result depends on it.
+// A vector is as wide as the machine's registers. Sums are added in a number of parts that does not
+// depend on that width, so no result depends on it.
 #pragma once
 #include <cstdint>
 #include <cstring>
