@@ -58,6 +58,8 @@ def main(argv: list[str]) -> int:
         faults = list(differences(checked, plans, options.sample, options.jobs))
         if disassembler() is None:
             print(f"{MISSING}; what the SASS says was not compared")
+        if {row.nvrtc for row in checked} != {nvrtc_version()}:
+            print(f"the table is not by NVRTC {nvrtc_version()}: only plans were compared")
         print("\n".join(faults) or f"{options.check}: no difference was found")
         return bool(faults)
     rows = list(_measure_all(plans, options.jobs))

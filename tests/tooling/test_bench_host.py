@@ -113,7 +113,7 @@ def test_a_run_prints_and_writes_each_call(tmp_path, capsys):
     assert re.search(r"\nimport cunorm, after numpy: \d+\.\d ms", printed)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # 8 s: two processes import PyTorch and time all calls
 def test_another_checkout_is_timed_beside_this_one(tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(ROOT / "cunorm", other / "cunorm", ignore=shutil.ignore_patterns("__py*"))

@@ -41,6 +41,12 @@ def test_the_committed_table_matches_the_builds_of_nvrtc():
     assert main(["--check", str(TABLE), "--sample", "7", "--jobs", "1"]) == 0
 
 
+def test_a_table_of_another_nvrtc_is_said_to_be_compared_only_in_part(monkeypatch, capsys):
+    monkeypatch.setattr("bench.static.nvrtc_version", lambda: "0.0")
+    assert main(["--check", str(TABLE), "--arch", "90"]) == 0
+    assert "not by NVRTC 0.0: only plans were compared\n" in capsys.readouterr().out
+
+
 def test_the_committed_table_passes_the_gate_and_is_small():
     assert report(read_csv(TABLE, Row)) == 0
     assert TABLE.stat().st_size < 1 << 20
