@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {  # a module is imported only for its command, because dependencies differ
-    "time": "bench.timing",
-    "against": "bench.against",
-    "accuracy": "bench.accuracy",
-    "builds": "bench.gpu_builds",
-    "busy": "bench.busy",
-    "static": "bench.static",
-    "bytes": "bench.traffic",
-    "overview": "bench.overview",
-    "plot": "bench.plot",
-    "table": "bench.tables",
+    "time": "bench.timing.command",
+    "against": "bench.compare.against",
+    "accuracy": "bench.accuracy.command",
+    "builds": "bench.plans.builds",
+    "busy": "bench.compare.busy",
+    "static": "bench.plans.command",
+    "bytes": "bench.plans.traffic",
+    "overview": "bench.report.overview",
+    "plot": "bench.report.plot",
+    "table": "bench.report.tables",
 }
 
 

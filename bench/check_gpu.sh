@@ -201,12 +201,12 @@ first_part() {
   fi
   step info 25 "${run[@]}" -m cunorm info
   wait
-  step smoke 65 "${run[@]}" -m bench.gpu_smoke --seconds "$(scaled 30)"
+  step smoke 65 "${run[@]}" -m bench.timing.smoke --seconds "$(scaled 30)"
   step compile 95 "${run[@]}" -m bench builds compile --jobs "$cores" --every "$every" \
     --seconds "$(left 95)"
   files=()
   tests tests 225
-  local calls=("${run[@]}" -m bench.gpu_check --every "$every")
+  local calls=("${run[@]}" -m bench.timing.sanitize --every "$every")
   sanitize memcheck 270 || step calls 270 "${calls[@]}" # at least check the results
   say "racecheck: a hit need not be a race: the tool may not know that an mbarrier waits for st.async"
   sanitize racecheck 315

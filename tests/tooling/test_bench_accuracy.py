@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
-from bench import accuracy, accuracy_data
-from bench.accuracy_errors import Row, errors, table
-from bench.cases import DTYPES, OPERATORS, oracle
-from bench.providers import Provider
-from bench.records import read_csv
+from bench.accuracy import command as accuracy
+from bench.accuracy import data as accuracy_data
+from bench.accuracy.errors import Row, errors, table
+from bench.report.records import read_csv
+from bench.timing.cases import DTYPES, OPERATORS, oracle
+from bench.timing.providers import Provider
 from cunorm import reference
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
 import cunorm
-from bench import against, copies, engine, grid
-from bench.cases import OPERATORS
-from bench.ratios import Ratio
-from bench.turns import Turn
+from bench.compare import against, copies
+from bench.report.ratios import Ratio
+from bench.timing import engine, grid
+from bench.timing.cases import OPERATORS
+from bench.timing.turns import Turn
 
 ROOT = Path(__file__).parents[2]
 LIMITS = against.Limits(mean=1.05, point=1.25)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
-from bench import busy
-from bench.turns import Turn
+from bench.compare import busy
+from bench.timing.turns import Turn
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def test_medians_are_of_equally_many_calls_of_each_provider():
 
 BUSY = """
 import sys
-from bench import busy
+from bench.compare import busy
 busy.OPERATORS, busy.SHAPES = ("rms_norm",), ((8, 64),)
 options = ["--processes", "1", "--calls", "3", "--threads", "1", "--dtype", "float32"]
 print([busy.main([*options, "--most", most]) for most in ("1e9", "1e-9")])

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import traffic
-from bench.cases import OPERATORS
-from bench.records import read_csv
-from bench.static_plan import (
+from bench.plans import traffic
+from bench.plans.plan import (
     COPIED_AHEAD,
     ONE_LAUNCH,
     ONE_ROW,
@@ -20,9 +18,11 @@ from bench.static_plan import (
     STREAMED,
     TWO_LAUNCHES,
 )
-from bench.static_plans import DIRECTIONS
-from bench.traffic import Row, main, measure
-from bench.traffic_calls import Call, calls
+from bench.plans.planned import DIRECTIONS
+from bench.plans.traffic import Row, main, measure
+from bench.plans.traffic_calls import Call, calls
+from bench.report.records import read_csv
+from bench.timing.cases import OPERATORS
 from tests.emulation.machine import needs_softgpu
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
-from bench import cases, timing
-from bench.cases import OPERATORS
-from bench.rows import read_csv
+from bench.timing import cases
+from bench.timing import command as timing
+from bench.timing.cases import OPERATORS
+from bench.timing.rows import read_csv
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 # Prints the number of loaded kernels after `prepare`, and at the end.
 BENCH = """
 import cunorm, sys
-from bench import cpu, timing
+from bench.timing import cpu
+from bench.timing import command as timing
 prepare = cpu.Cpu.prepare
 def noted(device, points):
     prepare(device, points)
@@ -113,7 +115,7 @@ def test_without_avx512_no_provider_uses_it(tmp_path):
     limits = ("--march", "x86-64-v2", "--threads", "1", "--seconds", "0.01", "--out", out)
     code = """
 import os, sys
-from bench import timing
+from bench.timing import command as timing
 status = timing.main(sys.argv[1:])
 from torch._inductor import config, cpu_vec_isa
 print(config.cpp.march, cpu_vec_isa.pick_vec_isa().bit_width() <= 256, os.environ["XLA_FLAGS"])

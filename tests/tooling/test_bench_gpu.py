@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import gpu_builds, peers
-from bench.arrays import upload
-from bench.cases import (
+from bench.plans import builds as gpu_builds
+from bench.timing import peers
+from bench.timing.arrays import upload
+from bench.timing.cases import (
     OPERATORS,
     TOLERANCE,
     bytes_moved,
@@ -113,7 +114,7 @@ PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *find_spec* | *torch*triton*) ;;
   *getDeviceCount*) [[ ! $NO_GPU ]] || { echo Traceback && echo "it is not there" && exit 1; } ;;
-  *gpu_smoke*) echo "a case FAILED" && exit 3 ;;
+  *bench.timing.smoke*) echo "a case FAILED" && exit 3 ;;
   *"-m pytest"*) echo "test_one PASSED" && [[ ! $HANGS ]] || exec sleep 60 ;;
   *--out*) echo row >"${@: -1}" && echo "torch is left out: it has no CUDA" ;;
 esac

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import engine, gpu_timer, providers, timing
-from bench.cases import OPERATORS, TOLERANCE
-from bench.grid import Point
-from bench.machine import Environment
-from bench.rows import read_csv
+from bench.timing import command as timing
+from bench.timing import engine, gpu_timer, providers
+from bench.timing.cases import OPERATORS, TOLERANCE
+from bench.timing.grid import Point
+from bench.timing.machine import Environment
+from bench.timing.rows import read_csv
 
 torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 

@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 
-from bench.cases import OPERATORS
-from bench.model import GPUS, Traffic
-from bench.static_groups import block_elements, call_traffic
-from bench.static_packs import Packs, executed
-from bench.static_plan import TWO_LAUNCHES
-from bench.static_plans import DIRECTIONS, default_features, grid, plans
+from bench.plans.groups import block_elements, call_traffic
+from bench.plans.model import GPUS, Traffic
+from bench.plans.packs import Packs, executed
+from bench.plans.plan import TWO_LAUNCHES
+from bench.plans.planned import DIRECTIONS, default_features, grid, plans
+from bench.timing.cases import OPERATORS
 from cunorm._core.caps import NONE
 
 # A forward. A thread copies packs of 16 bytes, four at a time and then the rest. It sums them, two

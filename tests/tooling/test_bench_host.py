@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
 import cunorm
-from bench import host, host_against, host_calls, timing
-from bench.cases import OPERATORS
+from bench.compare import host, host_against, host_calls
+from bench.timing import command as timing
+from bench.timing.cases import OPERATORS
 
 ROOT = Path(__file__).parents[2]
 SLOW = """
@@ -134,6 +135,6 @@ def test_another_checkout_is_timed_beside_this_one(tmp_path, capsys):
 
 
 def test_calls_of_other_checkouts_use_only_public_names():
-    for name in ("host_calls", "cases", "peers", "arrays"):
+    for name in ("compare/host_calls", "timing/cases", "timing/peers", "timing/arrays"):
         text = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert not re.search(r"cunorm(\.\w+)*\._|from cunorm[\w.]* import .*\b_", text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.model import EXCHANGE, Gpu, ParamGrad, Traffic, Work, between, param_grad_time
-from bench.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
-from bench.static_paths import Step
-from bench.static_reads import Operands, loads_at_once, read
-from bench.static_sass import blocks
-from bench.static_work import work_of
+from bench.plans.model import EXCHANGE, Gpu, ParamGrad, Traffic, Work, between, param_grad_time
+from bench.plans.paths import Step
+from bench.plans.reads import Operands, loads_at_once, read
+from bench.plans.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
+from bench.plans.sass import blocks
+from bench.plans.work import work_of
 
 # A forward of bfloat16 rows, 16 elements a thread, in a loop over rows: all of x is loaded first, a
 # root has a slow path, and weight is loaded for each pack. The arguments begin at 0x210.

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.static_plan import ONE_ROW, Plan
-from bench.static_plans import grid
-from bench.static_ptx import Access, accesses
+from bench.plans.plan import ONE_ROW, Plan
+from bench.plans.planned import grid
+from bench.plans.ptx import Access, accesses
 from tests.support.internals import KernelBuild
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from bench.model import GPUS
-from bench.records import read_csv, write_csv
-from bench.static import differences, main, report
-from bench.static_rows import Row, measure
+from bench.plans.command import differences, main, report
+from bench.plans.model import GPUS
+from bench.plans.rows import Row, measure
+from bench.report.records import read_csv, write_csv
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "static.csv"
 
@@ -42,7 +42,7 @@ def test_the_committed_table_matches_the_builds_of_nvrtc():
 
 
 def test_a_table_of_another_nvrtc_is_said_to_be_compared_only_in_part(monkeypatch, capsys):
-    monkeypatch.setattr("bench.static.nvrtc_version", lambda: "0.0")
+    monkeypatch.setattr("bench.plans.command.nvrtc_version", lambda: "0.0")
     assert main(["--check", str(TABLE), "--arch", "90"]) == 0
     assert "not by NVRTC 0.0: only plans were compared\n" in capsys.readouterr().out
 

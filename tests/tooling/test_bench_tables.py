@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import goals, grid, overview, records, report, static_rows, static_tables, tables
-from bench.rows import Row, read_csv, write_csv
+from bench.plans import rows as static_rows
+from bench.report import goals, overview, records, static_tables, tables
+from bench.report import screen as report
+from bench.timing import grid
+from bench.timing.rows import Row, read_csv, write_csv
 
 ROOT = Path(__file__).parents[2]
 FACTS = {
@@ -276,7 +279,7 @@ def test_points_that_were_not_timed_miss_a_goal():
 def test_a_picture_needs_no_pyplot_and_the_extra_is_named_if_matplotlib_is_missing(csv, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     svg = tmp_path / "cpu.svg"
-    draw = f"from bench import plot; plot.main([{str(csv(TIMED))!r}, '--out', {str(svg)!r}])"
+    draw = f"from bench.report import plot; plot.main([{str(csv(TIMED))!r}, '--out', {str(svg)!r}])"
     options = {"cwd": ROOT, "capture_output": True, "text": True}
     run = partial(subprocess.run, **options)
     code = f"import sys; {draw}; assert 'matplotlib.pyplot' not in sys.modules"

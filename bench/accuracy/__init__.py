@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Errors of results, in ulp, against float64."""

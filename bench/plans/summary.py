@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""The static table as text: by regime, by plan, and compared with the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from bench.plans.model import GPUS
+from bench.plans.occupancy import l2_keeps
+from bench.plans.plan import PARAM_GRAD, TWO_LAUNCHES
+from bench.plans.rows import Row
+from cunorm._core.dtypes import DTYPES
+
+ONE_PASS, TWO_PASSES = "one pass", "two passes"
+KINDS = ("plain", "residual", "gated", "NHWC", "NCHW")
+
+
+def passes(row: Row) -> str | None:
+    """Return the passes of a group norm, "" for a row norm, None for a launch without a goal."""
+    if row.kernel == PARAM_GRAD or row.step == "find":
+        return None
+    if not row.memory:
+        return ""
+    read = DTYPES[row.dtype].itemsize * (1 if row.direction == "forward" else 2)
+    fits = l2_keeps(row.arch.removeprefix("sm_"), read * _size(row))
+    return ONE_PASS if row.regime != TWO_LAUNCHES or fits else TWO_PASSES
+
+
+def _size(row: Row) -> int:
+    """Return the elements of a row or sample."""
+    return prod(map(int, row.shape.split("x")))
+
+
+class Goal(NamedTuple):
+    """The least share of copy speed for default plans, on GPUs that the model has."""
+
+    direction: str
+    least: int  # width, or elements of a sample
+    most: int
+    wanted: float
+    gpus: tuple[str, ...]
+    passes: str = ""  # of a group norm
+
+    def covers(self, row: Row) -> bool:
+        """Whether the goal applies to a row."""
+        return (
+            row.gpu in self.gpus
+            and row.direction == self.direction
+            and passes(row) == self.passes
+            and not row.features
+            and not row.count
+            and self.least <= _size(row) <= self.most
+            and bool(row.prediction)
+        )
+
+    def __str__(self) -> str:
+        sizes = self.passes or f"{self.least}-{self.most}"
+        return f"{self.direction} {sizes} >= {self.wanted}"
+
+
+_ALL, _CLUSTERS = tuple(GPUS), ("H100", "H200", "B200")
+GOALS = (
+    Goal("forward", 64, 512, 0.85, _ALL),
+    Goal("forward", 1024, 16384, 0.92, _ALL),
+    Goal("forward", 32768, 262144, 0.88, _CLUSTERS),
+    Goal("backward", 256, 8192, 0.85, _ALL),
+    Goal("backward", 12288, 262144, 0.75, _ALL),
+    *(Goal(name, 0, 1 << 31, 0.75, ("H200",), ONE_PASS) for name in ("forward", "backward")),
+    *(Goal(name, 0, 1 << 31, 0.9, ("H200",), TWO_PASSES) for name in ("forward", "backward")),
+)
+
+
+def share(row: Row) -> float:
+    """Return the prediction of the row's call, including param_grad."""
+    return float(row.call_prediction or row.prediction)
+
+
+def missed_goals(row: Row) -> list[str]:
+    """Return the goals that a row misses."""
+    return [
+        f"{share(row):.3f} of copy speed is predicted, the goal is {goal.wanted}"
+        for goal in GOALS
+        if goal.covers(row) and share(row) < goal.wanted
+    ]
+
+
+def limit(row: Row) -> str:
+    """Return the name of a prediction's limit."""
+    if row.call_prediction and float(row.call_prediction) < 0.95 * float(row.prediction):
+        other = "launches" if row.step or row.count else PARAM_GRAD
+        return other if row.limit == "copy" else f"{row.limit} and {other}"
+    return row.limit
+
+
+def goals_table(rows: list[Row]) -> str:
+    """Return how many plans meet each goal, and the worst plan, by GPU and kind of norm.
+
+    The plans are the default ones, of float32 and bfloat16.
+    """
+    head = f"{'predictions by a model, not measured':50}{'meet it':>10}{'late loads':>12}"
+    return "\n".join([f"{head}  the worst: prediction, plan, limit", *_goal_lines(rows)])
+
+
+def _goal_lines(rows: list[Row]) -> Iterator[str]:
+    for gpu, goal, kind in product(GPUS, GOALS, KINDS):
+        covered = (row for row in rows if row.gpu == gpu and goal.covers(row))
+        found = [row for row in covered if kind_of(row) == kind]
+        if found:
+            met = sum(share(row) >= goal.wanted for row in found)
+            late = sum(bool(row.late()) for row in found)
+            worst = min(found, key=share)
+            yield (
+                f"{gpu:8}{goal!s:32}{kind:10}{met:6}/{len(found):<3}"
+                f"{late:8}/{len(found):<3}  {share(worst):.3f} {worst.operator} {worst.dtype} "
+                f"{worst.shape}, {worst.regime}: {limit(worst)}"
+            )
+
+
+def kind_of(row: Row) -> str:
+    """Return the kind of a norm, one of KINDS."""
+    if row.memory:
+        return row.memory
+    if row.operator.startswith("add_"):
+        return "residual"
+    return "gated" if row.operator.endswith("_gate") else "plain"
+
+
+def row_lines(rows: list[Row]) -> str:
+    """Return a line for every row."""
+    lines = [
+        f"{'':64}{'regime':33}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'issue':>7}"
+        f"{'overlap':>8}{'traffic':>8}{'waves':>6}{'predicted':>10}{'call':>6}{'µs':>8} limit"
+    ]
+    for row in rows:
+        lines.append(
+            f"{name_of(row):64}{row.regime:33}{row.registers:5}{row.blocks_per_sm:7}{row.late_loads:>5}"
+            f"{row.instructions:>7}{row.issue_share:>7}{row.overlap_share:>8}{row.traffic_share:>8}"
+            f"{row.waves_share:>6}{row.prediction:>10}{row.call_prediction:>6}{row.microseconds:>8}"
+            f" {row.limit}"
+        )
+    return "\n".join(lines)
+
+
+def changes(old: list[Row], new: list[Row]) -> str:
+    """Return a line for each launch whose predicted time differs by more than a percent."""
+    before = {(row.gpu, row.key): row for row in old if row.microseconds}
+    lines = []
+    for row in new:
+        was = before.get((row.gpu, row.key))
+        if was and row.microseconds:
+            ratio = float(row.microseconds) / float(was.microseconds)
+            if abs(ratio - 1) > 0.01:
+                lines.append(
+                    f"{ratio:5.2f} of the time: {name_of(row):60} {share(was):.3f} -> "
+                    f"{share(row):.3f}, registers {was.registers} -> {row.registers}, {limit(row)}"
+                )
+    return "\n".join(sorted(lines)) or "no prediction differs"
+
+
+def name_of(row: Row) -> str:
+    """Return the GPU and the columns that identify a launch, except its kernel."""
+    return " ".join(filter(None, (row.gpu or row.arch, *row.key[1:-2], row.step)))
+
+
+def summary(rows: list[Row]) -> str:
+    """Return the most registers, and the least occupancy, by architecture and regime."""
+    columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
+    lines = [f"{'':8}{'regime':36}{columns}"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.arch, row.regime), []).append(row)
+    for (architecture, regime), group in groups.items():
+        narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
+        by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
+        lines.append(
+            f"{architecture:8}{regime:36}{len(group):6}{max(row.registers for row in group):10}"
+            f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
+        )
+    lines += [
+        "",
+        f"NVRTC {rows[0].nvrtc}. registers: the most; warps/SM: the least; narrow: launches that",
+        "access some array as large as x by less than 16 bytes; by plan: launches with packs that",
+        "are smaller than alignment allows, to save registers.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Tables and pictures from the committed CSVs."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""The points that are timed, and the grids of CPU and GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product, zip_longest
+
+from bench.timing.cases import DTYPES, OPERATORS, Operator, Shape, bytes_moved
+
+DIRECTIONS = ("forward", "backward")
+DEFAULT_DTYPES = ("float32", "bfloat16")
+DEFAULT_OPERATORS = (
+    "rms_norm",
+    "layer_norm",
+    "rms_norm+post_gate",
+    "rms_norm+pre_gate",
+    "l2_norm",
+    "add_rms_norm",
+    "add_layer_norm",
+    "group_norm+silu",
+)
+_QUICK_OPERATORS = ("rms_norm", "layer_norm", "rms_norm+post_gate", "group_norm+silu")
+
+# x has 0.5 to 64 MiB.
+_CPU_ROWS = (
+    (4096, 4096),
+    (131072, 64),
+    (65536, 256),
+    (16384, 1024),
+    (1024, 16384),
+    (64, 262144),
+    (3000, 1003),
+    (4, 65536),
+    (1, 262144),
+    (1024, 256),
+)
+_CPU_CHANNELS = (
+    (2, 320, 64, 64),
+    (2, 128, 128, 128),
+    (4, 128, 97, 31),
+    (1, 512, 64, 64),
+    (8, 256, 32, 32),
+)
+_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes as in float32
+
+_GPU_LEADING = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
+_GPU_ROWS = (131072, 16384, 4096, 512, 64, 8, 1)
+_GPU_WIDTHS = (64, 256, 1024, 4096, 16384, 65536, 262144)
+_GPU_ELEMENTS = (1 << 16, 1 << 28)  # the fewest and the most elements of x
+_GPU_CHANNELS = ((20, 128, 256, 256), *_CPU_CHANNELS)
+
+_QUICK = {
+    "cpu": ((4096, 4096), (3000, 1003), (2, 320, 64, 64)),
+    "cuda": (*_GPU_LEADING[:2], (16, 320, 64, 64), (1024, 65536), (4, 128, 256, 256)),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """An operator in one direction, on one shape and dtype."""
+
+    operator: Operator
+    direction: str
+    dtype: str
+    shape: Shape
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as on the command line."""
+        return "x".join(map(str, self.shape))
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of x."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that a call must read and write."""
+        itemsize = DTYPES[self.dtype].itemsize
+        return bytes_moved(self.operator, self.direction, self.shape, itemsize)
+
+    def with_operator(self, operator: Operator) -> Point:
+        """Return the same point for another operator."""
+        return replace(self, operator=operator)
+
+    def __str__(self) -> str:
+        return f"{self.operator.label} {self.direction} {self.dtype} {self.shape_text}"
+
+
+def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
+    """Return a device's shapes of rows and of channels, the most important first."""
+    if quick:
+        return list(_QUICK[device])
+    if device == "cpu":
+        return _alternating(_CPU_ROWS, _CPU_CHANNELS)
+    least, most = _GPU_ELEMENTS
+    others = [rows for rows in product(_GPU_ROWS, _GPU_WIDTHS) if least <= math.prod(rows) <= most]
+    return _alternating(list(dict.fromkeys([*_GPU_LEADING, *others])), _GPU_CHANNELS)
+
+
+def quick_operators(device: str) -> tuple[str, ...]:
+    """Return the names of a device's most important operators."""
+    return (*_QUICK_OPERATORS, *(("add_rms_norm",) if device == "cuda" else ()))
+
+
+def _alternating(rows: Sequence[Shape], channels: Sequence[Shape]) -> list[Shape]:
+    pairs = zip_longest(rows, channels)
+    return [shape for pair in pairs for shape in pair if shape is not None]
+
+
+def default_points(
+    device: str,
+    operators: Iterable[str],
+    directions: Sequence[str] = DIRECTIONS,
+    dtypes: Sequence[str] = DEFAULT_DTYPES,
+    *,
+    quick: bool = False,
+) -> Iterator[Point]:
+    """Yield the points of a device's grid."""
+    for point in points(default_shapes(device, quick=quick), operators, directions, dtypes):
+        if device == "cpu" and point.dtype != "float32":
+            point = replace(point, shape=_IN_HALF.get(point.shape, point.shape))
+        yield point
+
+
+def points(
+    shapes: Iterable[Shape],
+    operators: Iterable[str],
+    directions: Sequence[str] = DIRECTIONS,
+    dtypes: Sequence[str] = DEFAULT_DTYPES,
+) -> Iterator[Point]:
+    """Yield the points by dtype, then by shape; both orders are those of the arguments."""
+    names = set(operators)
+    chosen = [operator for operator in OPERATORS if operator.name in names]
+    for dtype, shape in product(dtypes, shapes):
+        for operator, direction in product(chosen, directions):
+            if operator.axes == len(shape):
+                yield Point(operator, direction, dtype, shape)

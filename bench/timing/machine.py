@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""The environment of a measurement: date, commit, device and versions."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cunorm
+from bench.timing.providers import Provider
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The columns that all rows of a measurement share."""
+
+    date: str
+    commit: str
+    device: str
+    driver: str
+    versions: str
+    threads: int
+
+    def __str__(self) -> str:
+        driver = f", CUDA driver {self.driver}" if self.driver else ""
+        return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
+
+
+def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
+    """Return the environment: the device and the software."""
+    versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
+    for provider in providers:
+        if provider.distribution:
+            versions[provider.distribution] = _version(provider.distribution)
+    if device.kind == "cpu":
+        from bench.timing import simd  # it imports torch
+
+        versions["SIMD"] = simd.used(provider.name for provider in providers)
+    return Environment(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        commit=commit(),
+        device=device.name,
+        driver=device.driver,
+        versions="; ".join(f"{name} {version}" for name, version in versions.items() if version),
+        threads=device.threads,
+    )
+
+
+def commit() -> str:
+    """Return $CUNORM_COMMIT, for source trees without a history, or else the tree's commit."""
+    return os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parents[1])
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a folder's source tree, with a plus if tracked files have changed."""
+    found = _git(folder, "rev-parse", "--short=10", "HEAD")
+    changed = found and _git(folder, "status", "--porcelain", "-uno")
+    return found + "+" if changed else found or "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    program = shutil.which("git")
+    if program is None:
+        return ""
+    command = [program, "-C", str(folder), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # not installed as a distribution
+        return "unknown"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""A small set of calls for compute-sanitizer: all operators, in both directions.
+
+Results are compared with the oracle. Every array is a separate allocation, so that memcheck sees an
+access past its end. Usage:
+``compute-sanitizer --tool memcheck --error-exitcode 9 python -m bench.timing.sanitize``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from itertools import zip_longest
+
+from bench.timing import gpu
+from bench.timing.arguments import count
+from bench.timing.arrays import upload
+from bench.timing.cases import OPERATORS, TOLERANCE, Operator, Shape, check
+
+# An odd tail; rows in registers, twice; rows that are streamed if there are no clusters.
+POINTS = (
+    ("float32", (5, 33)),
+    ("bfloat16", (37, 1000)),
+    ("float32", (9, 4096)),
+    ("bfloat16", (3, 70001)),
+)
+
+# Groups of few and of many channels, odd planes, and samples of several blocks.
+OF_CHANNELS = (
+    ("float32", (3, 64, 5, 7)),
+    ("bfloat16", (2, 320, 16, 16)),
+    ("float32", (2, 33, 9, 11)),
+    ("bfloat16", (1, 128, 97, 31)),
+)
+
+
+def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
+    """Return the points of an operator; half of them if another operator has similar kernels.
+
+    `normalize` and `add_normalize` have none: they share the builds of layer norm.
+    """
+    if operator.base == "normalize":
+        return ()
+    if operator.of_channels:
+        return OF_CHANNELS if "activation" in operator.options else OF_CHANNELS[1::2]
+    is_small_change = operator.name != operator.function and operator.gate_position is None
+    return POINTS[1::2] if is_small_change else POINTS
+
+
+def main(argv: list[str]) -> int:
+    """Make the calls; return the number of wrong results."""
+    parser = argparse.ArgumentParser(prog="python -m bench.timing.sanitize", description=__doc__)
+    parser.add_argument("--every", type=count, default=1, help="make only every Nth call")
+    options = parser.parse_args(argv)
+    cupy = gpu.cupy()
+    cupy.cuda.set_allocator(None)
+    # All operators get a first point, then all a second, because the time may run out.
+    of_each = ([(operator, *point) for point in points(operator)] for operator in OPERATORS)
+    calls = [call for turn in zip_longest(*of_each) for call in turn if call is not None]
+    wrong = 0
+    for operator, dtype, shape in calls[:: options.every]:
+        error = check(operator, dtype, shape, partial(upload, cupy), cupy.asnumpy)
+        right = error <= TOLERANCE[dtype]
+        wrong += not right
+        verdict = f"{error:.1e} {'ok' if right else 'WRONG'}"
+        print(operator.label, dtype, "×".join(map(str, shape)) + ":", verdict, flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
