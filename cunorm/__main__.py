@@ -73,17 +73,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         from cunorm._demo import run
         from cunorm._demo.operators import DemoError
+
+        try:
+            return run(chosen.input, chosen.device, chosen.quick, chosen.plot)
+        except DemoError as error:
+            demo_parser.error(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         _complain(f"the demo needs {package}: python -m pip install {package}")
-        return 1
-    try:
-        return run(chosen.input, chosen.device, chosen.quick, chosen.plot)
-    except DemoError as error:
-        demo_parser.error(str(error))
     except RuntimeError as error:  # a build does not compile
         _complain(str(error))
-        return 1
+    return 1
 
 
 def _demo_parser(commands: Any) -> argparse.ArgumentParser:

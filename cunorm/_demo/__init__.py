@@ -36,7 +36,6 @@ next: python -m cunorm demo --input FILE.npy  the same on your own rows
       python -m cunorm info                   versions, devices, compilers and caches
       python -m pydoc cunorm.normalize        what the norms take and return"""
 
-Case = tuple[Operator, Operands]  # gives two rows of the table; operands are in host memory
 Row = tuple[str, Callable[[], Any], int, float]  # first columns, call, its bytes and error
 
 
@@ -53,23 +52,22 @@ def run(path: Path | None, device_name: str | None, is_quick: bool, plot: Path |
     errors = [_timed(row, device, out) for row in _table(cases, device, out)]
     out.print(_LEGEND)
     wrong = sum(not error <= 1 for error in errors)
+    count = f"{len(errors)} results"
     if wrong:
-        out.print(
-            f"{wrong} of {len(errors)} results are further off than their bounds", style="red"
-        )
+        out.print(f"{wrong} of {count} are further off than their bounds", style="red")
     elif device.has_kernels:
-        out.print(f"all {len(errors)} results are within their bounds", style="green")
+        out.print(f"all {count} are within their bounds", style="green")
     else:
         why = "as there is no C++ compiler;\ninstall g++ or clang++, or point CXX at one"
-        out.print(f"no kernel ran: NumPy computed the {len(errors)} results, {why}")
+        out.print(f"no kernel ran: NumPy computed the {count}, {why}")
     if plot is not None:
         draw(figure, plot, device, out)
     out.print(_NEXT)
     return 1 if wrong else 0
 
 
-def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
-    """Yield the operators, with operands of each dtype that can hold the input."""
+def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[tuple[Operator, Operands]]:
+    """Yield the operators, with operands on the host, of each dtype that can hold the input."""
     for dtype, largest in operators.LARGEST.items():
         if not np.abs(rows).max() <= largest:
             out.print(f"{dtype} is left out: the input has values beyond {largest:g}")
@@ -84,7 +82,7 @@ def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[Case]:
             yield operator, operator.operands(operands)
 
 
-def _table(cases: list[Case], device: Device, out: Console) -> Iterator[Row]:
+def _table(cases: list[tuple[Operator, Operands]], device: Device, out: Console) -> Iterator[Row]:
     """Yield the rows of all operators; while the caller times a row, nothing compiles."""
     cpu_compile.is_announced.set()
     yield from _rows(*cases[0], device)  # compiles alone, so that its rows appear soon

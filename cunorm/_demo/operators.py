@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The demo's device and input, and its operators: their calls, and the bytes that these move."""
 
-import ctypes
 import math
-import platform
 import pydoc
 import time
 import warnings
@@ -31,7 +29,6 @@ INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
 # The largest magnitude of an input for each dtype: no sum of x * dy * weight overflows.
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
-_LARGEST_GATE = 4.0
 _MEAN = "1e4"  # added to x of one operator
 # The operators shown for a dtype and `is_quick`; a pair that is not listed shows all operators.
 _SHOWN = {
@@ -89,14 +86,6 @@ def chosen_device(name: str | None) -> Device:
     return Device(f"cpu, {_info.cpu_name()}, {runs}{remark}", np, has_kernels)
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc reuse freed memory, so that calls cause no page faults; return whether it does."""
-    trim_threshold, mmap_max = (-1, 2**31 - 1), (-4, 0)  # parameters of mallopt and their values
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    return all(ctypes.CDLL(None).mallopt(*option) for option in (trim_threshold, mmap_max))
-
-
 def load(path: Path) -> tuple[Array, str]:
     """Read the rows of a .npy file as a float32 or float64 matrix, and describe them."""
     try:
@@ -131,7 +120,7 @@ def text(count: int = 2048) -> tuple[Array, str]:
 def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
     """Return the operands of a row norm: the rows, shifted copies of them, float32 parameters."""
     x, mean_row = reference.round_to(rows, dtype), rows.mean(axis=0, dtype=np.float64)
-    gate_scale = min(1.0, _LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
+    gate_scale = min(1.0, 4.0 / max(float(np.abs(rows).max()), 1.0))
     return {
         "x": x,
         "residual": np.roll(x, 1, axis=0),

@@ -16,35 +16,30 @@ from cunorm._demo.operators import DemoError, Device, Operands, Operator
 
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
-_PRINTED = len(SIZES) // 2  # the index of the size whose speeds are printed
 _WIDTH = 1024
 _ROUNDS = 15  # timed calls of each library at each size
 
 
 def saved_figure(path: Path) -> Any:
     """Save an empty figure, so that an error comes before the work, and return the figure."""
-    try:
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    try:
         figure.savefig(path, dpi=120)
-        return figure
-    except ImportError:
-        raise DemoError("--plot needs matplotlib: pip install matplotlib") from None
     except (OSError, ValueError) as error:
         raise DemoError(f"--plot {path}: {error}") from None
+    return figure
 
 
 def draw(figure: Any, path: Path, device: Device, out: Console) -> None:
-    is_kept = device.library is np and demo.keep_freed_memory()
-    note = "calls allocate their results" + ", and freed memory is kept" * is_kept
-    what = f"rows of {_WIDTH} float32, calls in turn, medians"
-    out.print(f"\nspeed by the size of x, {what}; GB/s at {SIZES[_PRINTED] >> 20} MiB;\n{note}:")
+    what = f"rows of {_WIDTH} float32; calls in turn, which allocate their results; medians"
+    out.print(f"\nspeed by the size of x; {what};\nGB/s at {SIZES[-1] >> 20} MiB:")
     panels = figure.subplots(2, len(NORMS), sharex=True).T.flat
     for operator in (one for one in demo.operators(_WIDTH) if one.label in NORMS):
         for direction, panel in zip(("forward", "backward"), panels, strict=False):
             speeds = _speeds(operator, direction, device)
-            figures = ", ".join(f"{who} {one[_PRINTED]:.1f}" for who, one in speeds.items())
+            figures = ", ".join(f"{who} {one[-1]:.1f}" for who, one in speeds.items())
             out.print(f"{operator.label:26} {direction:9} {figures}")
             for who, of_who in speeds.items():
                 panel.semilogx(SIZES, of_who, "o-", base=2, label=who)
@@ -52,7 +47,7 @@ def draw(figure: Any, path: Path, device: Device, out: Console) -> None:
             panel.grid(alpha=0.3)
             panel.legend()
     figure.suptitle(f"{device.title}: bytes that a call must read and write, over its median time")
-    figure.supxlabel(f"bytes of x, {what}; {note}", fontsize="medium")
+    figure.supxlabel(f"bytes of x; {what}", fontsize="medium")
     figure.savefig(path, dpi=120)
     out.print(f"drawn to {path}")
 
@@ -92,9 +87,7 @@ def calls(operator: Operator, direction: str, operands: Operands, device: Device
 def _plain_calls(operator: Operator, a: Operands, saved: Any) -> dict[str, Any]:
     """Return a norm and its gradients as users write them in NumPy or CuPy."""
     is_centred, is_added = "bias" in a, "residual" in a
-
-    def mean_of(x: Any) -> Any:
-        return x.mean(axis=-1, keepdims=True)
+    mean_of = partial(np.mean, axis=-1, keepdims=True)
 
     def forward() -> list[Any]:
         x = stream = a["x"] + a["residual"] if is_added else a["x"]

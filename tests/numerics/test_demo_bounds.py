@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The bounds in `cunorm.reference.tolerance`, with which `python -m cunorm demo` judges results."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -15,48 +17,79 @@ from tests.support.operands import NORMS, draw, parameters
 TINY = 1e-30  # larger than the error of any underflow
 
 
-def assert_near(tolerances, dy, forward, backward, most, least=0.999):
-    """Check that the demo's bounds are `least` to `most` times those of the tests."""
-    for expected, errors in zip((forward, backward), tolerances, strict=True):
-        fields = {n: e for n, e in expected.exact._asdict().items() if e is not None}
-        for name in fields.keys() - {"residual"}:
-            dtype = str(dy.dtype) if name in ("y", "dx", "dresidual", "dgate") else "float32"
-            ours = bound(fields[name], errors[name], dtype)
-            ratio = (ours + TINY) / (expected.bound(name, dtype) + TINY)
-            assert least < ratio.min() <= ratio.max() < most, name
-
-
-def drawn(dtype):
+def drawn(dtype="float32", shape=(48, 48)):
     rows = ("x", "residual", "dy", "d_residual", "gate")
-    operands = {name: draw(name, (48, 48), dtype) for name in rows}
-    return operands | parameters(NORMS["layer_norm"], 48, "float32")
+    operands = {name: draw(name, shape, dtype) for name in rows}
+    return operands | parameters(NORMS["layer_norm"], shape[-1], "float32")
+
+
+def bounds_of_the_tests(operands, options, eps):
+    """Return the bounds of both directions."""
+    x, dy, w, b = (operands.get(name) for name in ("x", "dy", "weight", "bias"))
+    options = {"eps": eps, **options}
+    if groups := options.pop("num_groups", None):
+        forward = group_bounds.expected_group_forward(x, groups, w, b, **options)
+        return forward, group_bounds.expected_group_backward(dy, x, groups, w, b, **options)
+    options = {"center": b is not None, "gate": operands.get("gate"), **options}
+    forward = bounds.expected_forward(x, w, b, operands.get("residual"), **options)
+    stream = x if forward.exact.residual is None else forward.exact.residual
+    d_residual = operands.get("d_residual")
+    return forward, bounds.expected_backward(dy, stream, w, b, d_residual, **options)
+
+
+def assert_near(tolerances, expected, dtype, most, least=0.999):
+    """Check that the demo's bounds are `least` to `most` times those of the tests."""
+    for of_tests, errors in zip(expected, tolerances, strict=True):
+        fields = {n: e for n, e in of_tests.exact._asdict().items() if e is not None}
+        for name in fields.keys() - {"residual"}:
+            stored = dtype if name in ("y", "dx", "dresidual", "dgate") else "float32"
+            ours = bound(fields[name], errors[name], stored)
+            ratio = (ours + TINY) / (of_tests.bound(name, stored) + TINY)
+            assert least < ratio.min() <= ratio.max() < most, name
 
 
 @pytest.mark.parametrize("operator", operators(48), ids=lambda operator: operator.label)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dtype):
-    operands = operator.operands(drawn(dtype))
-    tolerances = [errors for _, errors in operator.expected(operands)]
-    x, dy, d_residual = (operands.get(name) for name in ("x", "dy", "d_residual"))
-    given, options = [operands.get(name) for name in ("weight", "bias")], dict(operator.options)
-    if operator.base == "group_norm":
-        given = options.pop("num_groups"), *given
-        forward = group_bounds.expected_group_forward(x, *given, eps=operator.eps, **options)
-        backward = group_bounds.expected_group_backward(dy, x, *given, eps=operator.eps, **options)
-    else:
-        options |= {"center": "bias" in operands, "eps": operator.eps, "gate": operands.get("gate")}
-        if operator.base == "l2_norm":
-            options |= {"c": 1.0, "eps": operator.eps / 48}
-        exact = operator.forward(reference, operands)()
-        forward = bounds.expected_forward(x, *given, operands.get("residual"), **options)
-        stream = x if exact.residual is None else exact.residual
-        backward = bounds.expected_backward(dy, stream, *given, d_residual, **options)
+    operands, options, eps = operator.operands(drawn(dtype)), operator.options, operator.eps
+    if operator.base == "l2_norm":
+        options, eps = {"c": 1.0}, eps / 48
     more = ("activation", "gate_position", "round_before_weight")
     # With mean 1e4, silu's slope varies within the error of silu's argument. Only the bounds of the
     # tests take the slope's maximum.
     least = 0.85 if operator.label.endswith("mean 1e4") else 0.999
     most = 2.5 if any(options.get(name) for name in more) else 1.001
-    assert_near(tolerances, dy, forward, backward, most, least)
+    tolerances = [errors for _, errors in operator.expected(operands)]
+    assert_near(tolerances, bounds_of_the_tests(operands, options, eps), dtype, most, least)
+
+
+GATES = product(ACTIVATIONS, ("pre", "post"), (False, True))
+NAMES = ("gate_activation", "gate_position", "center")
+ANY_GATE = [dict(zip(NAMES, one, strict=True), groups=3, weight_offset=1.0) for one in GATES]
+WIDE = [({"center": True}, (3, width), 1.001) for width in (16384, 16385)]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "most"),
+    [
+        *((gate, (48, 48), 3.0) for gate in ANY_GATE),
+        *(({"num_groups": 3, "activation": one}, (4, 12, 48), 2.0) for one in ACTIVATIONS),
+        *WIDE,
+    ],
+)
+def test_bounds_with_any_activation_and_of_wide_rows_are_those_of_the_tests_or_wider(
+    options, shape, most
+):
+    operands = drawn(shape=shape)
+    del operands["residual"]
+    if "gate_position" in options:
+        operands["gate"] = np.clip(2 * operands["gate"], -4.0, 4.0)
+    else:
+        del operands["gate"], operands["d_residual"]
+    expected = bounds_of_the_tests(operands, options, eps=1e-5)
+    tolerance = Tolerance(operands, options, 1e-5, expected[0].exact)
+    tolerances = tolerance.forward(), tolerance.backward(operands["dy"], operands.get("d_residual"))
+    assert_near(tolerances, expected, "float32", most)
 
 
 def test_a_group_norm_that_rounds_its_mean_fails_the_demo():
@@ -75,50 +108,6 @@ def test_a_group_norm_that_rounds_its_mean_fails_the_demo():
     assert worst_error(y, exact, errors) > 10
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("position", ["pre", "post"])
-@pytest.mark.parametrize("center", [False, True])
-def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
-    activation, position, center
-):
-    operands = drawn("float32")
-    del operands["residual"]
-    operands["gate"] = np.clip(2 * operands["gate"], -4.0, 4.0)
-    names = ("x", "dy", "d_residual", "weight", "bias", "gate")
-    x, dy, d_residual, w, b, gate = (operands[name] for name in names)
-    options = {"gate_activation": activation, "gate_position": position, "groups": 3}
-    options |= {"center": center, "weight_offset": 1.0}
-    forward = bounds.expected_forward(x, w, b, gate=gate, eps=1e-5, **options)
-    backward = bounds.expected_backward(dy, x, w, b, d_residual, gate=gate, eps=1e-5, **options)
-    tolerance = Tolerance(operands, options, 1e-5, forward.exact)
-    tolerances = tolerance.forward(), tolerance.backward(dy, d_residual)
-    assert_near(tolerances, dy, forward, backward, most=3.0)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_or_wider(activation):
-    operands, options = drawn("float32"), {"eps": 1e-5, "activation": activation}
-    x, dy = (operands[name].reshape(4, 12, 48) for name in ("x", "dy"))
-    parameters = {name: operands[name] for name in ("weight", "bias")}
-    given = x, 3, *parameters.values()
-    forward = group_bounds.expected_group_forward(*given, **options)
-    backward = group_bounds.expected_group_backward(dy, *given, **options)
-    options = {"num_groups": 3, "activation": activation}
-    tolerance = Tolerance({"x": x, **parameters}, options, 1e-5, forward.exact)
-    tolerances = tolerance.forward(), tolerance.backward(dy)
-    assert_near(tolerances, dy, forward, backward, most=2.0)
-
-
-@pytest.mark.parametrize("width", [16384, 16385])
-def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
-    x, dy = (draw(name, (3, width), "float32") for name in ("x", "dy"))
-    forward = bounds.expected_forward(x, None, None, center=True, eps=1e-5)
-    backward = bounds.expected_backward(dy, x, None, None, center=True, eps=1e-5)
-    tolerance = Tolerance({"x": x}, {}, 1e-5, forward.exact)
-    tolerances = tolerance.forward(), tolerance.backward(dy)
-    assert_near(tolerances, dy, forward, backward, most=1.001)
-
-
 RIGHT = {"eps": 1e-5, "center": True, "c": 2.0, "weight_offset": 1.0, "gate_activation": "gelu"}
 MISTAKES = {
     "eps is twice as large": {"eps": 2e-5},
@@ -134,31 +123,32 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_formula_exceeds_the_tolerance(mistake):
     operands = drawn("bfloat16" if "rounded" in mistake else "float32")
-    x, dy, w, b = (operands[name] for name in ("x", "dy", "weight", "bias"))
-    gate = {"gate": operands["gate"]}
-    right, wrong = (RIGHT | gate | more for more in ({}, MISTAKES[mistake]))
+    x, dy, w, b, gate = (operands[name] for name in ("x", "dy", "weight", "bias", "gate"))
 
     def results(options):
-        f = reference.normalize_forward(x, w, b, **options)
+        f = reference.normalize_forward(x, w, b, gate=gate, **options)
         options = {name: value for name, value in options.items() if name != "eps"}
-        return f, reference.normalize_backward(dy, x, w, b, rstd=f.rstd, mean=f.mean, **options)
+        saved = {"rstd": f.rstd, "mean": f.mean}
+        return f, reference.normalize_backward(dy, x, w, b, gate=gate, **saved, **options)
 
     def stored(result):
         single = (None if array is None else array.astype(np.float32) for array in result)
         return type(result)(*single)
 
-    operands = {"x": x, "weight": w, "bias": b, **gate}
-    tolerance = Tolerance(operands, right, right["eps"], results(right)[0])
+    operands = {"x": x, "weight": w, "bias": b, "gate": gate}
+    right, wrong = results(RIGHT), results(RIGHT | MISTAKES[mistake])
+    tolerance = Tolerance(operands, RIGHT, RIGHT["eps"], right[0])
     errors = tolerance.forward(), tolerance.backward(dy)
-    for exact, off, error in zip(results(right), results(wrong), errors, strict=True):
-        assert worst_error(stored(exact), exact, error) <= 1.0
-        assert worst_error(stored(off), exact, error) > 1.0
+    for exact, off, error in zip(right, wrong, errors, strict=True):
+        assert (
+            worst_error(stored(exact), exact, error) <= 1.0 < worst_error(stored(off), exact, error)
+        )
 
 
 def test_a_missing_or_infinite_result_is_an_infinite_error():
     exact, errors = AddNorm(np.array([[1.0, 2.0]])), {"y": np.array([[1e-6, 1e-6]])}
     for wrong in (np.nan, np.inf, -np.inf):
         assert worst_error(AddNorm(np.float32([[1.0, wrong]])), exact, errors) == np.inf
-    assert worst_error(AddNorm(np.float32([[1.0, 2.0]])), exact, errors) == 0.0
-    assert worst_error(np.float32([[1.0, 2.0]]), exact, errors) == 0.0
+    for right in (AddNorm(np.float32([[1.0, 2.0]])), np.float32([[1.0, 2.0]])):
+        assert worst_error(right, exact, errors) == 0.0
     assert worst_error(AddNorm(), exact, errors) == np.inf
