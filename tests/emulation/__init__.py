@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Launch plans, thread orders, races, bytes, bits and mutants of kernels, on the software GPU."""
+"""Launch plans, thread orders, races, bytes and bits of kernels, on the software GPU."""

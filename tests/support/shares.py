@@ -19,7 +19,6 @@ ONE_IN = {
     "backends/test_instruction_sets.py": 2,
     "backends/test_warmup.py": 4,
     "emulation/test_bytes.py": 4,
-    "emulation/test_mutants.py": 2,
     "emulation/test_operands.py": 2,
     "emulation/test_plans.py": 4,
     "fuzz/test_devices.py": 2,

@@ -15,47 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
+CACHE = "CUNORM_CACHE_DIR"  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
 TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another status
 NOT_DONE = -1000  # the status of a run that was stopped
-_MAX_SECONDS = 900
 
 Ran = subprocess.CompletedProcess[str]
 
 
-def copy_tree(copy: Path, root: Path) -> None:
-    """Copy the files that git tracks or does not ignore."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        **{"cwd": root, "capture_output": True, "text": True, "check": True},
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, copy / name)
-
-
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the working tree in a folder that also has the caches of compiled kernels."""
+    """A copy of the working tree in a folder that also has the cache of compiled kernels."""
 
     path: Path
     folder: Path
 
     @classmethod
     def made(cls, folder: Path, name: str = "tree", root: Path = ROOT) -> Tree:
-        """Copy the working tree."""
-        copy_tree(folder / name, root)
+        """Copy the files that git tracks or does not ignore."""
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True)
+        for file in filter(None, listed.stdout.split("\0")):
+            if (root / file).is_file():
+                (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / file, folder / name / file)
         return cls(folder / name, folder)
-
-    def environment(self) -> dict[str, str]:
-        """Return the tests' environment; copies share a cache, which tells their builds apart."""
-        caches = {name: os.environ.get(name) or str(self.folder / name) for name in CACHES}
-        # No .pyc files: a file that changes twice within a second may keep a stale one.
-        more = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
-        return {**os.environ, **caches, **more}
 
     @contextmanager
     def changed(self, file: str, text: str) -> Iterator[None]:
@@ -68,12 +53,15 @@ class Tree:
         finally:
             path.write_text(before, "utf-8")
 
-    def pytest(self, arguments: Sequence[str], seconds: float = _MAX_SECONDS) -> Ran:
+    def pytest(self, arguments: Sequence[str], seconds: float = 900) -> Ran:
         """Run tests; stop a run that takes longer, with all processes that it has started."""
         command = [sys.executable, *PYTEST, *arguments]
+        # No .pyc files: a file that changes twice within a second may keep a stale one.
+        env = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
+        env = {CACHE: str(self.folder / CACHE), **os.environ, **env}  # copies share the cache
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process_options = {"cwd": self.path, "env": self.environment(), "start_new_session": True}
-        with subprocess.Popen(command, **pipes, **process_options) as process:
+        options = {"cwd": self.path, "env": env, "start_new_session": True}
+        with subprocess.Popen(command, **pipes, **options) as process:
             try:
                 out, err = process.communicate(timeout=seconds)
             except BaseException as error:  # Ctrl-C, too

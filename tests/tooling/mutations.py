@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Mutants of a C++ text: one token, condition or statement is replaced.
+"""Mutants of a text in C++ or Python: one token, condition, argument or statement is replaced.
 
-The text is formatted by clang-format: only binary operators have spaces on both sides, not the
+clang-format has formatted the C++ texts: only binary operators have spaces on both sides, not the
 brackets of a template, the * of a pointer or the & of a reference.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
+from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -16,6 +19,7 @@ class Mutant(NamedTuple):
     """A change of a file: the replacement of text[begin:end]."""
 
     file: str
+    rule: str
     begin: int
     end: int
     replacement: str
@@ -30,19 +34,55 @@ class Mutant(NamedTuple):
         return f"{self.file}:{self.line}: {self.change}"
 
 
-Change = tuple[int, int, str]  # begin and end in the code, and the replacement
-Rule = Callable[[str], Iterable[Change]]
+Change = tuple[str, int, int, str]  # rule, begin and end in the text, and the replacement
+Rule = Callable[[str], Iterator[tuple[int, int, str]]]
+
+_OTHER = {
+    **{"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "not in": "in"},
+    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "and": "or"},
+    **{"&&": "||", "||": "&&", "&": "|", "|": "&", "^": "&", "<<": ">>", ">>": "<<", "or": "and"},
+    **{"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*=", "|=": "&=", "&=": "|=", "%=": "*="},
+    **{"is not": "is", "is": "is not", "in": "not in"},
+    **{"min": "max", "max": "min", "fmin": "fmax", "fmax": "fmin", "true": "false"},
+    **{"false": "true", "at_least": "at_most", "at_most": "at_least"},
+}
+
+# ---- C++ -----------------------------------------------------------------------------------------
 
 _NOT_CODE = re.compile(
     r"//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])'|\"(?:\\.|[^\"\\\n])*\""  # comments and texts
     r"|^[ \t]*#(?!define \w+ \S+$)(?:[^\n]*\\\n)*[^\n]*",  # preprocessor lines, except constants
     re.DOTALL | re.MULTILINE,
 )
+_DIRECTIVE = re.compile(r" *# *(if|el|endif)(.*)")
+_BARRIER = (
+    r"(?:\b__sync(?:threads|warp)\(\)|\bcluster_begun\(\)|\bwait_for_cluster\(\)|\bgang\.wait\(\)"
+    r"|\basync_(?:wait<[^;{}]*>|commit)\(\)|\bwait_for_arrivals\([^;{}]*\)"
+    r"|\bwait_for_prerequisites\(\)|(?<=\) )wait\(\));"
+)
+_STATEMENT = (
+    r"(?<=[;{}\n)])\n +(?!return\b|using\b|__sync|cluster_b|async_|wait)"
+    r"([\w.:\[\]>*-]+(?:<[\w:<>, ]*>)?(?:\(.*\)| [-+*/|&]?= .*|\+\+));(?= *\n)"
+)
+_NAME = "f?min|f?max|true|false|at_least|at_most"
 
 
-def code_of(text: str) -> str:
-    """Return a text with spaces in place of comments, strings and most preprocessor lines."""
-    return _NOT_CODE.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
+def code_of(text: str, macros: Set[str] | None = None) -> str:
+    """Return a text with spaces in place of comments, strings and most preprocessor lines.
+
+    With `macros`, the compiler's own, parts for other machines also become spaces.
+    """
+    lines, parts = text.splitlines(keepends=True), []
+    for number, line in enumerate(lines if macros is not None else ()):
+        if found := _DIRECTIVE.match(line):
+            if found[1] != "if":
+                parts.pop()
+            if found[1] != "endif":
+                needed = re.findall(r"(?<!!)defined\((__\w+)\)", found[2])
+                parts.append("||" in found[2] or macros.issuperset(needed))
+        elif not all(parts):
+            lines[number] = re.sub(r"\S", " ", line)
+    return _NOT_CODE.sub(lambda found: re.sub(r"\S", " ", found[0]), "".join(lines))
 
 
 def closing(code: str, begin: int) -> int:
@@ -55,134 +95,145 @@ def closing(code: str, begin: int) -> int:
     return len(code)
 
 
-_BINARY = {
-    **{"+": "-", "-": "+", "*": "/", "/": "*", "%": "*"},
-    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="},
-    **{"&&": "||", "||": "&&", "&": "|", "|": "&", "^": "&", "<<": ">>", ">>": "<<"},
-    **{"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*=", "|=": "&=", "&=": "|=", "%=": "*="},
-}
-_NAMES = {
-    **{"min": "max", "max": "min", "fmin": "fmax", "fmax": "fmin", "true": "false"},
-    **{"false": "true", "at_least": "at_most", "at_most": "at_least"},
-}
-_OPERATOR = re.compile(r"(?<=[\w)\]}>]) ([-+*/%<>=!&|^]{1,2})(?=\s)")
-_NAME = re.compile(rf"(?<!using std::)\b({'|'.join(_NAMES)})(?=\(|[^\w<(]|<\w+>\()")
-_INTEGER = re.compile(r"(?<![\w.'])(\d+)(?=(?:u|LL)?(?![\w.]))")
-_FLOAT = re.compile(r"(?<![\w.])(\d+\.\d*)(?=f?\b)")
-_HEX_FLOAT = re.compile(r"(0x\d\.?[\da-f]*p)([+-]?\d+)")
-_NOT = re.compile(r"(?<=[\s(,])!(?=[\w(])")
-_COUNT = re.compile(r"(\+\+|--)(?=\w)|(?<=[\w\]])(\+\+|--)")
-_FACTOR = re.compile(r"(?<=[\w)\]]) \* (?:[\w.:]+(?:<B>)?(?:::\w+)?)(?=[\s);,\]])")
-_INDEX = re.compile(r"(?<=[\w)\]])\[(?=[^\]&=])")
-_FMA = re.compile(r"(?<![\w:])(?:std::)?fma\((-?)")
-_CONDITION = re.compile(r"\bif (?:constexpr )?\((?:const \w+ \w+ = [^;]*; )?")
-_INSIDE = re.compile(r"\binside\(")
-_BARRIER = re.compile(
-    r"(?:\b__sync(?:threads|warp)\(\)|\bcluster_begun\(\)|\bwait_for_cluster\(\)|\basync_(?:wait<[^;{}]*>|commit)\(\)"
-    r"|\bwait_for_arrivals\([^;{}]*\)|\bwait_for_prerequisites\(\)|\bgang\.wait\(\)"
-    r"|(?<=\) )wait\(\));"
-)
-_STATEMENT = re.compile(
-    r"(?<=[;{}\n)])\n +(?!return\b|using\b|__sync|cluster_b|async_|wait)"
-    r"([\w.:\[\]>*-]+(?:<[\w:<>, ]*>)?(?:\(.*\)| [-+*/|&]?= .*|\+\+));(?= *\n)"
-)
-
-
-def _binary(code: str) -> Iterator[Change]:
-    for found in _OPERATOR.finditer(code):
-        if other := _BINARY.get(found[1]):
-            yield *found.span(1), other
-
-
-def _replaced(pattern: re.Pattern[str], other: Callable[[str], str]) -> Rule:
+def _replaced(pattern: str, other: Callable[[str], str | None]) -> Rule:
     """Return a rule that replaces the group that matched or, without groups, the whole match."""
 
-    def rule(code: str) -> Iterator[Change]:
-        for found in pattern.finditer(code):
+    def rule(code: str) -> Iterator[tuple[int, int, str]]:
+        for found in re.finditer(pattern, code):
             group = found.lastindex or 0
-            yield *found.span(group), other(found[group])
+            if (replacement := other(found[group])) is not None:
+                yield *found.span(group), replacement
 
     return rule
 
 
-def _conditions(code: str) -> Iterator[Change]:
-    for found in _CONDITION.finditer(code):
-        end = closing(code, found.end())
-        yield found.end(), end, "true"
-        yield found.end(), end, "false"
+def _bracketed(pattern: str, *others: Callable[[str], str], whole: bool = False) -> Rule:
+    """Return a rule that replaces what is in the bracket that a match opens, or the whole call."""
+
+    def rule(code: str) -> Iterator[tuple[int, int, str]]:
+        for found in re.finditer(pattern, code):
+            end = closing(code, found.end())
+            for other in others:
+                begin, last = (found.start(), end + 1) if whole else (found.end(), end)
+                yield begin, last, other(code[found.end() : end])
+
+    return rule
 
 
-def _guards(code: str) -> Iterator[Change]:
-    for found in _INSIDE.finditer(code):
-        if not code[: found.start()].endswith("bool "):  # the definition of `inside`
-            yield found.start(), closing(code, found.end()) + 1, "true"
-
-
-def _indices(code: str) -> Iterator[Change]:
-    for found in _INDEX.finditer(code):
-        end = closing(code, found.end())
-        index = code[found.end() : end]
-        if not index.isdigit():  # another rule changes integers
-            yield found.end(), end, f"({index}) + 1" if " ? " in index else f"{index} + 1"
-
-
-def _signs(code: str) -> Iterator[Change]:
-    for found in _FMA.finditer(code):
-        yield *found.span(1), "" if found[1] else "-"
-
-
-RULES: dict[str, Rule] = {
-    "operator": _binary,
-    "integer": _replaced(_INTEGER, lambda number: str(int(number) + 1)),
-    "float": _replaced(_FLOAT, lambda number: repr(float(number) + 1)),
-    "coefficient": _replaced(_HEX_FLOAT, lambda power: f"{int(power) + 1:+d}"),
-    "name": _replaced(_NAME, _NAMES.__getitem__),
-    "not": _replaced(_NOT, lambda _: ""),
-    "count": _replaced(_COUNT, lambda _: ""),
-    "factor": _replaced(_FACTOR, lambda _: ""),
-    "index": _indices,
-    "fma": _signs,
-    "condition": _conditions,
-    "guard": _guards,
+CPP_RULES: dict[str, Rule] = {
+    "operator": _replaced(r"(?<=[\w)\]}>]) ([-+*/%<>=!&|^]{1,2})(?=\s)", _OTHER.get),
+    "integer": _replaced(r"(?<![\w.'])(\d+)(?=(?:u|LL)?(?![\w.]))", lambda n: str(int(n) + 1)),
+    "float": _replaced(r"(?<![\w.])(\d+\.\d*)(?=f?\b)", lambda number: repr(float(number) + 1)),
+    "coefficient": _replaced(r"0x\d\.?[\da-f]*p([+-]?\d+)", lambda n: f"{int(n) + 1:+d}"),
+    "name": _replaced(rf"(?<!using std::)\b({_NAME})(?=\(|[^\w<(]|<\w+>\()", _OTHER.get),
+    "not": _replaced(r"(?<=[\s(,])!(?=[\w(])", lambda _: ""),
+    "count": _replaced(r"(\+\+|--)(?=\w)|(?<=[\w\]])(\+\+|--)", lambda _: ""),
+    "factor": _replaced(
+        r"(?<=[\w)\]]) \* (?:[\w.:]+(?:<B>)?(?:::\w+)?)(?=[\s);,\]])", lambda _: ""
+    ),
+    "index": _bracketed(r"(?<=[\w)\]])\[(?=[^\]&=])(?!\d+\])", lambda index: f"({index}) + 1"),
+    "fma": _replaced(r"(?<![\w:])(?:std::)?fma\((-?)", lambda sign: "" if sign else "-"),
+    "guard": _bracketed(r"(?<!bool )\binside\(", lambda _: "true", whole=True),
+    "condition": _bracketed(
+        r"\bif (?:constexpr )?\((?:const \w+ \w+ = [^;]*; )?", lambda _: "true", lambda _: "false"
+    ),
     "barrier": _replaced(_BARRIER, lambda _: ";"),
     "statement": _replaced(_STATEMENT, lambda _: ""),
 }
 
-
-class Skip(NamedTuple):
-    """Code without mutants: all that a pattern finds and, if a match ends with {, its block."""
-
-    find: str
-    why: str
-    file: str = ""  # empty: any file
-
-    def spans(self, file: str, code: str) -> Iterator[tuple[int, int]]:
-        """Yield the spans of a file's code that have no mutants."""
-        if self.file in ("", file):
-            for found in re.finditer(self.find, code, re.MULTILINE):
-                is_block = found[0].endswith("{")
-                yield found.start(), closing(code, found.end()) if is_block else found.end()
+# ---- Python --------------------------------------------------------------------------------------
 
 
-def mutants(file: str, text: str, skips: Iterable[Skip] = ()) -> list[Mutant]:
+def python_changes(text: str) -> Iterator[Change]:
+    """Yield the changes of a Python text; annotations and checks for type checkers have none."""
+    lines = text.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
+
+    def span(node: ast.AST) -> tuple[int, int]:
+        places = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return tuple(starts[n - 1] + len(lines[n - 1].encode()[:c].decode()) for n, c in places)
+
+    def operators(*operands: ast.AST) -> Iterator[Change]:
+        for left, right in pairwise(map(span, operands)):
+            found = re.search(r"[^\s()\\]+(?: not| in)?(?=[\s(])", text[left[1] : right[0]])
+            if found and found[0] in _OTHER:
+                begin = left[1] + found.start()
+                yield "operator", begin, begin + len(found[0]), _OTHER[found[0]]
+
+    def changes(node: ast.AST) -> Iterator[Change]:
+        match node:
+            case ast.BinOp():
+                yield from operators(node.left, node.right)
+            case ast.AugAssign():
+                yield from operators(node.target, node.value)
+                yield "statement", *span(node), "pass"
+            case ast.Compare():
+                yield from operators(node.left, *node.comparators)
+            case ast.BoolOp():
+                yield from operators(*node.values)
+            case ast.UnaryOp(op=ast.Not()):
+                yield "not", span(node)[0], span(node.operand)[0], ""
+            case ast.Constant(value=int()):
+                other = not node.value if isinstance(node.value, bool) else node.value + 1
+                yield "integer", *span(node), str(other)
+            case ast.If() | ast.IfExp():
+                yield "condition", *span(node.test), "True"
+                yield "condition", *span(node.test), "False"
+            case ast.Raise() | ast.Continue() | ast.Break() | ast.Expr(value=ast.Call()):
+                yield "statement", *span(node), "pass"
+            case ast.Call():  # without another argument, most calls raise TypeError
+                for begin, end in map(span, node.keywords):
+                    comma = re.compile(r"\s*,\s*").match(text, end)
+                    yield "argument", begin, comma.end() if comma else end, ""
+
+    def walk(node: ast.AST) -> Iterator[Change]:
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if for_types or isinstance(node, ast.JoinedStr):  # Python 3.11 gives no places in f-strings
+            return
+        yield from changes(node)
+        for name, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and name not in ("annotation", "returns"):
+                    yield from walk(child)
+
+    yield from walk(ast.parse(text))
+
+
+# ---- Both ----------------------------------------------------------------------------------------
+
+
+def skipped(file: str, code: str, skips: Mapping[str, Mapping[str, str]]) -> dict[str, list]:
+    """Return the spans without mutants that each pattern finds; a last { includes its block."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name in ("", file):
+        for pattern in skips.get(name, ()):
+            for one in re.finditer(pattern, code, re.MULTILINE):
+                end = closing(code, one.end()) if one[0].endswith("{") else one.end()
+                found.setdefault(pattern, []).append((one.start(), end))
+    return found
+
+
+def mutants(
+    file: str,
+    text: str,
+    skips: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    macros: Set[str] | None = None,
+) -> list[Mutant]:
     """Return all mutants of a text, in the order of their places."""
-    code = code_of(text)
-    spans = [span for skip in skips for span in skip.spans(file, code)]
-    found = []
-    for rule in RULES.values():
-        for begin, end, replacement in rule(code):
-            if not any(first < end and begin < last for first, last in spans):
-                found.append(_mutant(file, text, begin, end, replacement))
-    return sorted(set(found), key=lambda one: (one.begin, one.end, one.replacement))
-
-
-def _mutant(file: str, text: str, begin: int, end: int, replacement: str) -> Mutant:
-    """Return a mutant; its description includes some text around the change."""
-    first, last = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
-    before, after = text[first:begin].lstrip()[-30:], text[end:last][:30]
-    what = f"{before}[{text[begin:end]} -> {replacement}]{after}"
-    return Mutant(file, begin, end, replacement, text.count("\n", 0, begin) + 1, _spaced(what))
-
-
-def _spaced(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+    if file.endswith(".py"):
+        code, changes = text, python_changes(text)
+    else:
+        code = code_of(text, macros)
+        changes = ((name, *one) for name, rule in CPP_RULES.items() for one in rule(code))
+    spans = [span for some in skipped(file, code, skips).values() for span in some]
+    made: dict[tuple[int, int, str], Mutant] = {}
+    for rule, begin, end, new in changes:
+        if not any(first < end and begin < last for first, last in spans):
+            what = (
+                f"{text[:begin].rpartition(chr(10))[2].lstrip()[-30:]}[{text[begin:end]} -> {new}]"
+            )
+            what += text[end:].partition("\n")[0][:30]
+            number = text.count("\n", 0, begin) + 1
+            change = re.sub(r"\s+", " ", what).strip()
+            made.setdefault((begin, end, new), Mutant(file, rule, begin, end, new, number, change))
+    return [made[place] for place in sorted(made)]

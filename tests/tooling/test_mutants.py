@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Each rule makes its mutants, and the list of mutants that no test sees matches the source."""
+"""Each rule makes its mutants, and mutants.toml matches the source."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import subprocess
 import pytest
 
 from tests.tooling import mutants as tool
-from tests.tooling.copies import NOT_DONE
-from tests.tooling.mutations import RULES, Skip, code_of, mutants
-from tests.tooling.regions import compiled_lines
+from tests.tooling.mutations import CPP_RULES, code_of, mutants, skipped
 
-TEXT = """
+CPP = """
 #include "row.cuh"  // a + b
 #define KEPT 0
 #if defined(A) && !defined(B)
 // if (a < b) c = 1;
 static_assert(a == b, "a && b");
+#elif defined(__AVX2__)
+int only_there = 1;
 #endif
 template <int first = 0, class V>
 __device__ inline V at(const V* row, int i) {
@@ -25,122 +25,95 @@ __device__ inline V at(const V* row, int i) {
   if (const int lane = i % 32; !live || lane >= row.count)
     for (int k = 0; k < i; ++k) parts[k] += fma(-row[i], 0.5f, 0x1.8p-3f);
   __syncthreads();
-  async_wait<B::stages - 1>();
   rows += i * stride;
   return std::min(inside(i, f(1)) ? count++ : i, true);
 }
 """
-# Some mutants of each rule: a text that occurs once in TEXT, and what replaces it.
-EXPECTED = {
-    "operator": [
-        ("rows += i * stride;", "rows -= i * stride;"),
-        ("rows += i * stride;", "rows += i / stride;"),
-        ("async_wait<B::stages - 1>();", "async_wait<B::stages + 1>();"),
-    ],
+PYTHON = """
+def at(rows: int | None = 3, *, is_held=False):
+    if not rows and is_held:
+        raise ValueError(f"{rows + 1} rows")
+    rows += 2 * (rows
+        - 1)
+    note(rows, held=is_held)
+    return rows is not None
+"""
+# Some mutants of each rule: a text that occurs once, and what replaces it.
+EXPECTED_CPP = {
+    "operator": [("rows += i * stride;", "rows -= i * stride;"), ("i * stride", "i / stride")],
     "integer": [("#define KEPT 0", "#define KEPT 1")],
-    "float": [("parts[k] += fma(-row[i], 0.5f", "parts[k] += fma(-row[i], 1.5f")],
+    "float": [("0.5f", "1.5f")],
     "coefficient": [("0x1.8p-3f", "0x1.8p-2f")],
     "name": [("std::min(", "std::max("), (": i, true)", ": i, false)")],
     "not": [("; !live", "; live")],
     "count": [("? count++ :", "? count :")],
     "factor": [("rows += i * stride;", "rows += i;")],
-    "index": [("parts[k] +=", "parts[k + 1] +="), ("-row[i]", "-row[i + 1]")],
+    "index": [("parts[k] +=", "parts[(k) + 1] +="), ("-row[i]", "-row[(i) + 1]")],
     "fma": [("fma(-row", "fma(row")],
-    "condition": [
-        ("!live || lane >= row.count)", "true)"),
-        ("!live || lane >= row.count)", "false)"),
-    ],
+    "condition": [("!live || lane >= row.count)", f"{value})") for value in ("true", "false")],
     "guard": [("inside(i, f(1)) ?", "true ?")],
-    "barrier": [("__syncthreads();", ";"), ("async_wait<B::stages - 1>();", ";")],
+    "barrier": [("__syncthreads();", ";")],
     "statement": [("rows += i * stride;", ";")],
 }
+EXPECTED_PYTHON = {
+    "operator": [(" and ", " or "), (" is not ", " is "), ("- 1)", "+ 1)"), ("+=", "-=")],
+    "integer": [("= 3", "= 4"), ("=False", "=True")],
+    "not": [("not rows and", "rows and")],
+    "condition": [("if not rows and is_held", f"if {value}") for value in ("True", "False")],
+    "statement": [('raise ValueError(f"{rows + 1} rows")', "pass")],
+    "argument": [(", held=is_held", ", ")],
+}
+TEXTS = [("a.cuh", CPP, EXPECTED_CPP), ("a.py", PYTHON, EXPECTED_PYTHON)]
+PARAMETERS = [(file, text, rule, some[rule]) for file, text, some in TEXTS for rule in some]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_each_rule_makes_its_mutants(rule):
-    changes = RULES[rule](code_of(TEXT))
-    made = [TEXT[:begin] + replacement + TEXT[end:] for begin, end, replacement in changes]
-    for before, after in EXPECTED[rule]:
-        assert TEXT.count(before) == 1
-        assert TEXT.replace(before, after) in made
+@pytest.mark.parametrize(("file", "text", "rule", "expected"), PARAMETERS)
+def test_each_rule_makes_its_mutants(file, text, rule, expected):
+    made = [one.applied(text) for one in mutants(file, text) if one.rule == rule]
+    for before, after in expected:
+        assert text.count(before) == 1
+        assert text.replace(before, after) in made
 
 
-def test_comments_texts_includes_and_brackets_of_templates_have_no_mutants():
-    found = mutants("a.cuh", TEXT)
-    assert len(found) == len(set(found))
-    assert not {2, 4, 5, 7} & {one.line for one in found}
-    first, assertion, template = (TEXT.splitlines()[line - 1] for line in (10, 6, 8))
-    lines = {line: [] for line in (first, assertion, template)}
-    for one in found:
-        before, after = TEXT.splitlines()[one.line - 1], one.applied(TEXT).splitlines()
-        lines.setdefault(before, []).append(after[one.line - 1])
-    assert lines[template] == ["template <int first = 1, class V>"]
-    assert 'static_assert(a != b, "a && b");' in lines[assertion]
-    assert all(one.endswith('"a && b");') or one == ";" for one in lines[assertion])
+def lines_with_mutants(text, **kwargs):
+    return {text.splitlines()[one.line - 1] for one in mutants("a.cuh", text, **kwargs)}
 
 
-def test_skipped_code_and_its_block_have_no_mutants():
-    everywhere = mutants("a.cuh", TEXT)
-    block = Skip(r"at\(const V\* row, int i\) \{", "why")
-    assert {one.line for one in mutants("a.cuh", TEXT, [block])} == {3, 6, 8}
-    assert mutants("a.cuh", TEXT, [block._replace(file="b.cuh")]) == everywhere
+def test_comments_texts_includes_annotations_and_skipped_blocks_have_no_mutants():
+    assert set(EXPECTED_CPP) == set(CPP_RULES)
+    first = {"#define KEPT 0", 'static_assert(a == b, "a && b");', "int only_there = 1;"}
+    first.add("template <int first = 0, class V>")
+    assert lines_with_mutants(CPP, skips={"": {r"at\(const V\* row, int i\) \{": "why"}}) == first
+    assert not any("[&& ->" in one.change for one in mutants("a.cuh", CPP))
+    changes = [one.change for one in mutants("a.py", PYTHON)]
+    assert not [one for one in changes if "[| ->" in one or "[+ ->" in one]
 
 
-def test_lines_for_other_machines_are_not_compiled():
-    text = """1
-#if defined(__AVX512F__) && !defined(__clang__)  // 2
-3
-#elif defined(__AVX2__)
-5
-#else
-7
-#endif
-#ifdef SHARED
-10
-#else
-12
-#endif
-"""
-    v3, basic = frozenset({"__AVX2__"}), frozenset({"__SSE2__"})
-    assert compiled_lines(text, [v3]) == {1, 5, 10, 12}
-    assert compiled_lines(text, [basic]) == {1, 7, 10, 12}
-    assert compiled_lines(text, [v3 | {"__AVX512F__"}, basic]) == {1, 3, 7, 10, 12}
-
-
-def test_mutants_are_drawn_in_proportion_and_at_least_two_of_each_file():
-    assert tool.shares({"a": 100, "b": 300, "c": 1}, 105) == {"a": 26, "b": 78, "c": 1}
-    assert tool.shares({"a": 3, "b": 3}, 100) == {"a": 3, "b": 3}
-    assert tool.shares({"a": 3, "b": 3}, 0) == {"a": 2, "b": 2}
+def test_lines_for_other_machines_have_no_mutants():
+    there = {"int only_there = 1;"}
+    assert lines_with_mutants(CPP, macros={"__AVX2__"}) == lines_with_mutants(CPP)
+    assert lines_with_mutants(CPP, macros=set()) == lines_with_mutants(CPP) - there
 
 
 def test_the_list_matches_the_source():
     known = tool.settings()
     texts = {name: (tool.ROOT / name).read_text("utf-8") for name in tool.files()}
-    for skip in known.skips:
-        spans = [s for name, text in texts.items() for s in skip.spans(name, code_of(text))]
-        assert spans, f"nothing is skipped by {skip.find}"
-    for name, text in texts.items():
-        known.tests_of(name)
-        listed = {change for file, change in known.equivalents if file == name}
-        assert listed <= {one.change for one in mutants(name, text, known.skips)}
-    assert {file for file, _ in known.equivalents} <= texts.keys()
+    code = {name: code_of(text) for name, text in texts.items() if not name.endswith(".py")}
+    found = {pattern for name in code for pattern in skipped(name, code[name], known["skip"])}
+    assert found == {pattern for some in known["skip"].values() for pattern in some}
+    for name, changes in known["equivalent"].items():
+        assert changes.keys() <= {one.change for one in mutants(name, texts[name], known["skip"])}
+    words = {word for name in texts for runs in tool.tests_of(name, known) for word in runs.split()}
+    assert all((tool.ROOT / word).exists() for word in words if word.startswith("tests/"))
 
 
-FAILED_TEST = "FAILED tests/a.py::test_b[c] - assert 1 == 2\n"
-FAILED_BUILD = "FAILED tests/a.py::test_b[c] - the C++ compiler does not compile a build\n"
-HANGS = 'Timeout (0:02:30)!\n  File "/x/tests/a.py", line 3 in test_b\n'
-CRASHES = 'Fatal Python error: Segmentation fault\n  File "/x/tests/a.py", line 3 in test_b\n'
-
-
-@pytest.mark.parametrize(
-    ("status", "out", "err", "expected"),
-    [
-        (1, FAILED_TEST, "", ("killed", "tests/a.py::test_b[c]")),
-        (1, FAILED_BUILD, "", ("does not compile", "")),
-        (1, "", HANGS, ("killed", "tests/a.py::test_b does not end")),
-        (-11, "", CRASHES, ("killed", "tests/a.py::test_b crashes")),
-        (NOT_DONE, "", "not done in 1 s", ("killed", f"status {NOT_DONE}: not done in 1 s")),
-    ],
-)
-def test_a_run_that_does_not_pass_names_the_failed_test(status, out, err, expected):
-    assert tool.verdict(subprocess.CompletedProcess([], status, out, err)) == expected
+def test_a_run_that_does_not_pass_names_the_failed_test():
+    failed = "FAILED tests/a.py::test_b[c] - "
+    hangs = 'Timeout (0:02:30)!\n  File "/x/tests/a.py", line 3 in test_b\n'
+    for out, err, *expected in (
+        (failed + "assert 1 == 2\n", "", "killed", "tests/a.py::test_b[c]"),
+        (failed + "NVRTC does not compile a build\n", "", "does not compile", ""),
+        ("", hangs, "killed", "tests/a.py::test_b does not end"),
+        ("", "not done in 1 s", "killed", "status 1: not done in 1 s"),
+    ):
+        assert tool.verdict(subprocess.CompletedProcess([], 1, out, err)) == tuple(expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The project's files agree with each other."""
+"""The project's files agree with each other, and its modules form layers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 import pytest
 
 import cunorm
+from tests.support.processes import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in cunorm.__all__ if inspect.isfunction(getattr(cunorm, name))]
 PIN = re.compile(r"\b(ruff|mypy|clang-format)==([\w.]+)")
 
 
-def text(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
 def test_pre_commit_and_the_dev_extra_pin_the_same_versions():
-    dev = set(PIN.findall(text("pyproject.toml")))
+    dev, hooks = (
+        set(PIN.findall((ROOT / name).read_text("utf-8")))
+        for name in ("pyproject.toml", ".pre-commit-config.yaml")
+    )
     assert {name for name, _ in dev} == {"ruff", "mypy", "clang-format"}
-    assert set(PIN.findall(text(".pre-commit-config.yaml"))) == dev
+    assert hooks == dev
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -36,4 +35,16 @@ def test_every_argument_of_a_public_function_is_named_in_its_docstring(name):
 
 
 def test_the_citation_has_the_version_of_the_package():
-    assert f"\nversion: {cunorm.__version__}\n" in text("CITATION.cff")
+    assert f"\nversion: {cunorm.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+def test_imports_point_down_and_form_no_cycle():
+    """pyproject.toml has the layers."""
+    pytest.importorskip("importlinter", reason="import-linter is not installed")
+    check = "from importlinter.cli import lint_imports_command as c; c(['--no-cache', '--no-logo'])"
+    done = python("-c", check)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_few_modules_are_directly_in_the_package():
+    assert len([*Path(cunorm.__file__).parent.glob("*.py")]) <= 8

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -17,15 +16,6 @@ from tests.support.processes import ROOT, python
 
 SCRIPT = str(Path(__file__).with_name("typed_script.py"))
 X = np.ones((2, 3), np.float32)
-
-
-def errors(checker: str, *options: str) -> str:
-    """Return a type checker's output if it fails on the script, else an empty text."""
-    missing = [name for name in (checker, "torch", "jax") if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{' and '.join(missing)}, which the script is checked with, is not installed")
-    found = python("-m", checker, *options, SCRIPT, MYPYPATH=str(ROOT))
-    return found.stdout + found.stderr if found.returncode else ""
 
 
 # Modules that define no type that the script uses: reading them takes 15 s.
@@ -41,15 +31,17 @@ follow_imports = silent
 """
 
 
-def test_mypy_finds_the_errors_of_the_script_and_no_others(tmp_path):
-    config = tmp_path / "mypy.ini"
-    config.write_text(CONFIG)
-    options = [f"--config-file={config}", "--strict", "--follow-imports=silent"]
-    assert not errors("mypy", *options, "--cache-dir=/dev/null")
+MYPY = ("--strict", "--follow-imports=silent", "--cache-dir=/dev/null")
 
 
-def test_pyright_finds_the_errors_of_the_script_and_no_others():
-    assert not errors("pyright")
+@pytest.mark.parametrize(("checker", "options"), [("mypy", MYPY), ("pyright", ())])
+def test_a_type_checker_finds_the_errors_of_the_script_and_no_others(checker, options, tmp_path):
+    for name in (checker, "torch", "jax"):
+        pytest.importorskip(name)
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    options += (f"--config-file={tmp_path / 'mypy.ini'}",) if options else ()
+    found = python("-m", checker, *options, SCRIPT, MYPYPATH=str(ROOT))
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def names_in_the_error(**wrong: str) -> list[str]:

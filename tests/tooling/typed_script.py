@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import cunorm
     import cunorm.jax
     import cunorm.torch
+    from cunorm import rmsnom  # type: ignore[attr-defined]  # noqa: F401
 
     Array = NDArray[np.float32]
 
@@ -111,6 +112,8 @@ def wrong(x: Array, tensor: torch.Tensor, array: jax.Array, name: str) -> None:
     cunorm.rms_norm_forward(x).mean.sum()  # type: ignore[union-attr]
     cunorm.warmup("rms_norm", 64, "float32", device="cpu", layout="NCHW")  # type: ignore[arg-type]
     cunorm.no_such_norm(x)  # type: ignore[attr-defined]
+    cunorm.torch.no_such_norm(x)  # type: ignore[attr-defined]
+    cunorm.jax.no_such_norm(x)  # type: ignore[attr-defined]
     cunorm.torch.rms_norm(x)  # type: ignore[arg-type]
     cunorm.torch.rms_norm(tensor, gate=tensor, gate_activation="slu")  # type: ignore[arg-type]
     cunorm.torch.group_norm(tensor, 2, activation="slu")  # type: ignore[arg-type]
