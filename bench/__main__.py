@@ -12,7 +12,6 @@ COMMANDS = {  # a module is imported only for its command, because dependencies 
     "against": "bench.compare.against",
     "accuracy": "bench.accuracy.command",
     "builds": "bench.plans.builds",
-    "busy": "bench.compare.busy",
     "static": "bench.plans.command",
     "bytes": "bench.plans.traffic",
     "overview": "bench.report.overview",

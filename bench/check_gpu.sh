@@ -55,19 +55,17 @@ summary=() failed=()
 
 run=("$python") # runs Python on the GPU, or on the software GPU
 few_tests=() every=1 points=(--quick)
-cache=${CUPY_CACHE_DIR:-${HOME-}/.cupy/kernel_cache}
 if [[ ${CHECK_GPU_SMALL-} ]]; then
   run=("$python" -m tests.softgpu "$python")
   few_tests=(-k "cupy and (float32 or roundings or without_a_copy)") every=12
   points=(--op "rms_norm,layer_norm,group_norm+silu" --shapes "6x256,2x32x6x5" --seconds 0.01)
-  cache=$(mktemp -d)
-  export SOFTGPU_PTX=$cache # empty, as on a machine that never ran cunorm
-  trap 'rm -rf "$cache"' EXIT
+  SOFTGPU_PTX=$(mktemp -d) # empty, as on a machine that never ran cunorm
+  export SOFTGPU_PTX
+  trap 'rm -rf "$SOFTGPU_PTX"' EXIT
 fi
 
 now() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); } # in milliseconds
 scaled() { echo $(($1 * seconds / whole)); }       # $1 seconds of a run of $whole, scaled to one of $seconds
-kernels() { find "$cache" -name '*.cubin' -o -name '*.ptx' 2>/dev/null | wc -l; }
 has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$log"; fi; }
 note() { # TEXT: add a line to the summary
@@ -84,19 +82,15 @@ stop() { # a signal ends the step, and the script
   fi
   kill "${imports[@]}" 2>/dev/null
   summary+=("$running: stopped by a signal")
-  print_summary
+  say "$(printf '\n%s' "${summary[@]}")"
   exit 130
-}
-print_summary() {
-  say ""
-  for line in "${summary[@]}"; do say "$line"; done
 }
 trap stop INT TERM HUP
 
 begin=$(now)
 planned=0 # the END of the last step that --dry-run printed
 step() { # NAME END COMMAND...: run a command, and stop it END seconds after the begin
-  local name=$1 end=$2 start before bytes limit status took shown line
+  local name=$1 end=$2 start bytes limit status took shown line
   shift 2
   if $dry_run; then
     printf '%s (%s to %s s):' "$name" "$(scaled "$planned")" "$(scaled "$end")"
@@ -110,7 +104,7 @@ step() { # NAME END COMMAND...: run a command, and stop it END seconds after the
   ((limit > 1000)) || limit=1000 # earlier steps may have ended too late
   printf -v limit '%d.%03d' $((limit / 1000)) $((limit % 1000))
   { printf '\n== %s, in at most %s s:' "$name" "$limit" && printf ' %q' "$@" && echo; } >>"$log"
-  before=$(kernels) bytes=$(wc -c <"$log")
+  bytes=$(wc -c <"$log")
   set -m # otherwise a step in the background would ignore an interrupt
   timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null &
   set +m
@@ -120,8 +114,8 @@ step() { # NAME END COMMAND...: run a command, and stop it END seconds after the
   took=$((($(now) - start + 500) / 1000))
   shown=$(tail -c +$((bytes + 1)) "$log" | tail -n 15)
   case $status in
-    0) note "$name: passed in $took s; $(($(kernels) - before)) kernels were compiled" ;;
-    124 | 137) note "$name: STOPPED after $limit s, $(($(kernels) - before)) kernels were compiled" ;;
+    0) note "$name: passed in $took s" ;;
+    124 | 137) note "$name: STOPPED after $limit s" ;;
     *) note "$name: FAILED with status $status after $took s" ;;
   esac
   if ((status == 0)); then # show what was skipped
@@ -187,18 +181,12 @@ require_gpu() { # without a GPU, tests would run on the software GPU, as in CI
 
 first_part() {
   local module
-  if ! $dry_run; then # start the first imports, which take long because they read from a disk
-    for module in torch jax cupy; do
-      timeout "$(scaled 25)" "$python" -c "import $module" >/dev/null 2>&1 &
-      imports+=($!)
-    done
-  fi
+  # Start the first imports, which take long because they read from a disk.
+  for module in $($dry_run || echo torch jax cupy); do
+    timeout "$(scaled 25)" "$python" -c "import $module" >/dev/null 2>&1 &
+    imports+=($!)
+  done
   require_gpu
-  if command -v nvidia-smi >/dev/null; then
-    step nvidia-smi 25 nvidia-smi -L
-  else
-    note "nvidia-smi: skipped: it is not installed"
-  fi
   step info 25 "${run[@]}" -m cunorm info
   wait
   step smoke 65 "${run[@]}" -m bench.timing.smoke --seconds "$(scaled 30)"
@@ -239,7 +227,7 @@ else
   first_part
 fi
 $dry_run && exit 0
-print_summary
+say "$(printf '\n%s' "${summary[@]}")"
 printf -v names '%s, ' "${failed[@]}"
 if ((${#failed[@]})); then verdict="FAILED or STOPPED: ${names%, }"; else verdict="nothing failed"; fi
 say "$verdict; $((($(now) - begin) / 1000)) s in all"

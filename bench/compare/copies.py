@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -61,19 +60,14 @@ def late_imports(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in _NOT_LOADED:
             continue
-        tree = ast.parse(path.read_text("utf-8"))
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         for node in (inner for function in functions for inner in ast.walk(function)):
-            if any(name.partition(".")[0] == "cunorm" for name in _imported(node)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):  # a relative import is of the package
+                names = ["cunorm" if node.level else str(node.module)]
+            if any(name.partition(".")[0] == "cunorm" for name in names):
                 yield f"{path}:{node.lineno}"
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):  # a relative import is of the package
-        return ["cunorm" if node.level else str(node.module)]
-    return []
 
 
 def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
@@ -84,15 +78,10 @@ def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
     more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
     os.environ[_FLAGS] = " ".join(filter(None, more))
     for copy in () if has_avx512() else copies:
-        options = _compiler_module(copy)
-        identity = re.sub(r"\bavx512\w*", "", options.cpu_identity())
-        options.cpu_identity = lambda text=identity: text
-
-
-def _compiler_module(copy: ModuleType) -> Any:
-    """Return a copy's module that has `cpu_identity`; in older versions it is elsewhere."""
-    is_old = hasattr(copy, "_cpu")
-    return copy._cpu._compiler if is_old else copy._backends.cpu.compiler
+        # The module of older versions is elsewhere.
+        module = copy._cpu._compiler if hasattr(copy, "_cpu") else copy._backends.cpu.compiler
+        identity = re.sub(r"\bavx512\w*", "", module.cpu_identity())
+        module.cpu_identity = lambda text=identity: text
 
 
 def has_avx512() -> bool:

@@ -1,41 +1,47 @@
 # SPDX-License-Identifier: MIT
-"""The host cost of small calls on a CPU and of `import cunorm`: tables and a CSV.
+"""The host cost of small calls on a CPU and of `import cunorm`, here and in another checkout.
 
-`host_calls` has the calls; `host_against` also times another checkout.
+Each checkout has its own processes, which run this checkout's `host_calls`. The processes of two
+checkouts alternate after each run, so that other work on the machine slows both. There are several
+processes of each, because a process may be slow for its whole life.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-
-import cunorm
-from bench.compare import host_calls
-from bench.compare.host_calls import EMPTY, OURS, SHAPE, Key, Timer
+from bench.compare.host_calls import CALLS, Key
 from bench.timing import machine
 from bench.timing.cases import Operator
 from bench.timing.cpu import Cpu
-from bench.timing.machine import Environment
 from bench.timing.providers import autograd
 
-RUNS = 15
-IMPORTS = 9  # processes that each import cunorm
-CHECKOUT = Path(cunorm.__file__).parents[1]
+PROCESSES, RUNS, IMPORTS = 5, 3, 9  # of each checkout; runs in a process; imports of cunorm
+ROOT = Path(__file__).parents[2]
 IMPORT: Key = ("import cunorm, after numpy", "", "process")
+COLUMNS = ("date", "commit", "device", "versions", "call", "shape", "kind")
+Times = dict[Key, list[float]]  # µs per call, of each run
 
-_COLUMNS = ("date", "commit", "device", "versions", "call", "shape", "kind")
-COLUMNS = (*_COLUMNS, "median_us", "minimum_us")
-
+_SERVE = """
+import sys
+checkout, bench, operators, threads = sys.argv[1:]
+sys.path.insert(0, checkout)
+import cunorm
+sys.path[0] = bench
+from bench.compare import host_calls
+host_calls.serve(operators.split(","), int(threads))
+"""
 _TIME_IMPORT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -45,54 +51,63 @@ import cunorm
 print(time.perf_counter() - start)
 """
 
-Times = dict[Key, list[float]]  # µs, of each run
 
-
-def run(operators: Sequence[Operator], device: Cpu, out: Path | None) -> int:
-    """Time the calls, print the tables, and write a CSV."""
-    found = times(host_calls.timers(operators))
-    under_autograd = {key: spent for key, spent in found.items() if "," in key[2]}
-    others = {key: spent for key, spent in found.items() if key not in under_autograd}
-    print(table("on float32", figures(others)))
-    if under_autograd:
-        print("\n" + table("under autograd, float32", with_difference(figures(under_autograd))))
-    found[IMPORT] = import_times([CHECKOUT])[0]
-    median, minimum = (us / 1000 for us in _median_and_minimum(found[IMPORT]))
-    print(f"\n{IMPORT[0]}: {median:.1f} ms (minimum {minimum:.1f}) in {IMPORTS} processes")
+def run(operators: Sequence[Operator], device: Cpu, against: Path | None, out: Path | None) -> int:
+    """Time this checkout and, if there is one, another; print a table, and write a CSV."""
+    checkouts = [ROOT, *([against.resolve()] if against else [])]
+    found = times(checkouts, list(dict.fromkeys(one.name for one in operators)), device.threads)
+    for of_checkout, spent in zip(found, _import_times(checkouts), strict=True):
+        of_checkout[IMPORT] = spent
+    environment = machine.environment(device, [autograd.eager()])
+    commits = [environment.commit, *map(machine.commit_of, checkouts[1:])]
+    print(f"{environment}{', against ' + commits[1] if against else ''}\n\n{table(found)}")
     if out is not None:
-        write_csv(out, [(environment(device), found)])
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow((*COLUMNS, "median_us", "minimum_us"))
+            for commit, of_checkout in zip(commits, found, strict=True):
+                shared = replace(environment, commit=commit)
+                start = [getattr(shared, name) for name in COLUMNS[:4]]
+                for key, spent in of_checkout.items():
+                    middle = statistics.median(spent)
+                    writer.writerow([*start, *key, f"{middle:.2f}", f"{min(spent):.2f}"])
     return 0
 
 
-def environment(device: Cpu) -> Environment:
-    """Return the environment of the measurement."""
-    return machine.environment(device, [autograd.Torch()])
-
-
-def write_csv(path: Path, measurements: Iterable[tuple[Environment, Times]]) -> None:
-    """Write a line for each call, shape and kind of arrays."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for shared, found in measurements:
-            start = (shared.date, shared.commit, shared.device, shared.versions)
-            for key, pair in figures(found).items():
-                writer.writerow([*start, *key, *(f"{us:.2f}" for us in pair)])
-
-
-def times(timers: dict[Key, Timer], runs: int = RUNS) -> Times:
-    """Time runs of all calls, in a new random order each round; the first round warms up."""
-    found: Times = {key: [] for key in timers}
-    contestants = list(timers.items())
+def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> list[Times]:
+    """Return the times of each checkout's calls; the first round of each process is a warmup."""
+    found: list[Times] = [{} for _ in checkouts]
     order = random.Random(0)
-    for _ in range(runs + 1):
-        order.shuffle(contestants)
-        for key, timer in contestants:
-            found[key].append(timer())
-    return {key: spent[1:] for key, spent in found.items()}
+    for _ in range(PROCESSES):
+        with ExitStack() as stack:
+            workers = [stack.enter_context(_worker(path, operators, threads)) for path in checkouts]
+            keys, *_ = [list(map(tuple, json.loads(_answer(worker)))) for worker in workers]
+            for round_ in range(RUNS + 1):
+                for number in order.sample(range(len(keys)), len(keys)):
+                    for index in order.sample(range(len(workers)), len(workers)):
+                        print(number, file=workers[index].stdin, flush=True)
+                        spent = float(_answer(workers[index]))
+                        if round_ > 0:
+                            found[index].setdefault(keys[number], []).append(spent)
+    return [{key: of_checkout[key] for key in keys} for of_checkout in found]
 
 
-def import_times(checkouts: Sequence[Path]) -> list[list[float]]:
+def _worker(checkout: Path, operators: Sequence[str], threads: int) -> subprocess.Popen[str]:
+    """Start a process that times a checkout's calls: it reads the numbers of keys."""
+    command = [sys.executable, "-c", _SERVE, str(checkout), str(ROOT)]
+    command += [",".join(operators), str(threads)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
+def _answer(worker: subprocess.Popen[str]) -> str:
+    line = worker.stdout.readline() if worker.stdout else ""
+    if not line:
+        raise RuntimeError(f"a process of the bench ended with {worker.wait()}")
+    return line
+
+
+def _import_times(checkouts: Sequence[Path]) -> list[list[float]]:
     """Return the times of `import cunorm` in new processes, in µs, by checkout.
 
     The first process of each checkout compiles and caches the bytecode, and is not counted.
@@ -108,43 +123,23 @@ def import_times(checkouts: Sequence[Path]) -> list[list[float]]:
     return [spent[1:] for spent in found]
 
 
-# --- tables ---------------------------------------------------------------------------------------
+def table(found: Sequence[Times]) -> str:
+    """Return medians and minima of this checkout; of two, medians and this one's over the other's.
 
-Figures = dict[Key, tuple[float, float]]  # median and minimum
-
-
-def figures(found: Times) -> Figures:
-    """Return the medians and minima."""
-    return {key: _median_and_minimum(spent) for key, spent in found.items()}
-
-
-def with_difference(found: Figures) -> Figures:
-    """Add the difference between `cunorm.torch.rms_norm` and an empty autograd.Function."""
-    more: Figures = {}
-    for kind in dict.fromkeys(key[2] for key in found):
-        ours, empty = (found[call, SHAPE, kind] for call in (OURS, EMPTY))
-        more[f"{OURS}, more than empty", SHAPE, kind] = (ours[0] - empty[0], ours[1] - empty[1])
-    return found | more
-
-
-def table(what: str, found: Figures) -> str:
-    """Return a table with two columns for each kind of arrays."""
-    kinds = list(dict.fromkeys(key[2] for key in found))
+    Times of calls are in µs, of the import in ms.
+    """
+    heads = ("other", "this", "ratio") if len(found) == 2 else ("median", "minimum")
     lines = [
-        f"host cost of a call {what}, µs: {RUNS} runs of {host_calls.CALLS} calls; cunorm "
-        f"{cunorm.__version__}, NumPy {np.__version__}, torch {torch.__version__}",
-        f"{'':50} {'':>13}" + "".join(f" {kind.removeprefix('torch, '):>17}" for kind in kinds),
-        f"{'call':50} {'shape':>13}" + f" {'median':>8} {'minimum':>8}" * len(kinds),
+        f"host cost of a call in µs, of import in ms: {PROCESSES} x {RUNS} runs of {CALLS} calls; "
+        "torch's own lines run the same code: their ratios are noise",
+        f"{'call':50} {'shape':>13} {'arrays':24}" + "".join(f" {head:>8}" for head in heads),
     ]
-    for call, shape in dict.fromkeys(key[:2] for key in found):
-        cells = (found.get((call, shape, kind)) for kind in kinds)
-        lines.append(f"{call:50} {shape:>13}{''.join(map(_cells, cells))}".rstrip())
+    here, *others = found
+    for key, spent in here.items():
+        median, unit = statistics.median(spent), 1000 if key == IMPORT else 1
+        cells = f" {median / unit:8.1f} {min(spent) / unit:8.1f}"
+        for other in others:
+            theirs = statistics.median(other[key])
+            cells = f" {theirs / unit:8.1f} {median / unit:8.1f} {median / theirs:8.3f}"
+        lines.append(f"{key[0]:50} {key[1]:>13} {key[2]:24}{cells}")
     return "\n".join(lines)
-
-
-def _cells(pair: tuple[float, float] | None) -> str:
-    return f"{'':18}" if pair is None else "".join(f" {us:8.1f}" for us in pair)
-
-
-def _median_and_minimum(spent: list[float]) -> tuple[float, float]:
-    return statistics.median(spent), min(spent)

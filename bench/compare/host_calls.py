@@ -34,25 +34,19 @@ ROWS, WIDTH = SHAPES[2][1]
 SHAPE = f"{ROWS}x{WIDTH}"  # of the calls that only rms_norm has
 MAX_ROWS, NARROW = 1 << 11, 16  # so few elements that one thread works on them
 
-EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
-
 Key = tuple[str, str, str]  # call, shape, array library
 Timer = Callable[[], float]  # makes a run of calls, and returns µs per call
-
-
-def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
-    """Return all timers; `rms_norm` has more than the other operators."""
-    found = operator_timers(operators)
-    if RMS_NORM in operators:
-        found |= memory_timers() | jax_timers() | autograd_timers()
-    return found
 
 
 def serve(names: Sequence[str], threads: int) -> None:
     """Print the keys of all timers; then, for each number that is read, print a timer's result."""
     torch.set_num_threads(threads)
     cunorm.set_num_threads(threads)
-    found = timers([one for one in cases.OPERATORS if one.name in names])
+    found = operator_timers([one for one in cases.OPERATORS if one.name in names])
+    if RMS_NORM.name in names:
+        found |= memory_timers() | autograd_timers()
+        if find_spec("jax"):
+            found |= jax_timers()
     print(json.dumps(list(found)), flush=True)
     for line in sys.stdin:
         print(list(found.values())[int(line)](), flush=True)
@@ -85,9 +79,6 @@ def _with_fresh(call: Callable[[Any], Any], make: Callable[[], Any], most: int) 
     return run
 
 
-# --- operators ------------------------------------------------------------------------------------
-
-
 def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
     """Return timers of all functions of operators, on NumPy arrays and on tensors."""
     found: dict[Key, Call] = {}
@@ -99,8 +90,11 @@ def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
             for kind, operands in (("NumPy", host), ("torch", tensors)):
                 for what, call in _cunorm_calls(operator, operands).items():
                     found[f"cunorm {operator.name}{what}", shape, kind] = call
-            for what, call in _torch_calls(operator, tensors, sizes[1]).items():
-                found[f"torch's {operator.name}{what}", shape, "torch"] = call
+            function = peers.torch_function(torch, operator, sizes[1])
+            theirs = f"torch's {operator.name}"
+            found[theirs, shape, "torch"] = peers.torch_forward(function, operator, tensors)
+            backward = peers.torch_backward(torch, function, operator, tensors)
+            found[f"{theirs}, autograd.grad", shape, "torch"] = backward
     return {key: _repeated(call) for key, call in found.items()}
 
 
@@ -138,34 +132,19 @@ def _workspace(operator: Operator, operands: Operands, what: str) -> Any:
     return workspace if isinstance(x, np.ndarray) else as_torch(workspace)
 
 
-def _torch_calls(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
-    function = peers.torch_function(torch, operator, width)
-    return {
-        "": peers.torch_forward(function, operator, tensors),
-        ", autograd.grad": peers.torch_backward(torch, function, operator, tensors),
-    }
-
-
-# --- rms_norm by its memory -----------------------------------------------------------------------
-
-
 def memory_timers() -> dict[Key, Timer]:
     """Return timers of `rms_norm` on new memory, on new shapes, and on strided arrays."""
     drawn = cases.host_operands(RMS_NORM, "float32", (MAX_ROWS, WIDTH))
     drawn["by columns"] = np.asfortranarray(drawn["x"][:ROWS])
-    of_numpy = _memory_timers(drawn, np.ones_like)
     tensors = {name: as_torch(array) for name, array in drawn.items()}
-    of_torch = _memory_timers(tensors, torch.ones_like)
-    return {
-        (f"cunorm rms_norm, {what}", shape, kind): timer
-        for kind, found in (("NumPy", of_numpy), ("torch", of_torch))
-        for (what, shape), timer in found.items()
-    }
+    return _memory_timers("NumPy", drawn, np.ones_like) | _memory_timers(
+        "torch", tensors, torch.ones_like
+    )
 
 
 def _memory_timers(
-    operands: Operands, ones_like: Callable[[Any], Any]
-) -> dict[tuple[str, str], Timer]:
+    kind: str, operands: Operands, ones_like: Callable[[Any], Any]
+) -> dict[Key, Timer]:
     x, weight = operands["x"], operands["weight"]
     few, numbers = x[:ROWS], iter(random.Random(0).sample(range(2, MAX_ROWS), MAX_ROWS - 2))
     norm = partial(cunorm.rms_norm, weight=weight, eps=RMS_NORM.eps)
@@ -180,10 +159,11 @@ def _memory_timers(
         narrow_norm(rows)
         return rows
 
-    return {
-        ("new out= in each call", SHAPE): _with_fresh(
-            lambda out: norm(few, out=out), lambda: ones_like(few), CALLS
-        ),
+    def new_out(out: Any) -> Any:
+        return norm(few, out=out)
+
+    found = {
+        ("new out= in each call", SHAPE): _with_fresh(new_out, lambda: ones_like(few), CALLS),
         ("new number of rows in each call", f"Nx{NARROW}"): _with_fresh(
             narrow_norm, other_rows, FEW_CALLS
         ),
@@ -193,27 +173,23 @@ def _memory_timers(
         ("x in Fortran order", SHAPE): _repeated(partial(norm, operands["by columns"])),
         ("every other row of x", SHAPE): _repeated(partial(norm, x[: 2 * ROWS : 2])),
     }
+    return {(f"cunorm rms_norm, {what}", shape, kind): one for (what, shape), one in found.items()}
 
 
 def jax_timers() -> dict[Key, Timer]:
-    """Return timers of `rms_norm` on JAX arrays; a call waits for its result. {} without JAX."""
-    if not find_spec("jax"):
-        return {}
+    """Return timers of `rms_norm` on JAX arrays; a call waits for its result."""
     import cunorm.jax
 
     drawn = cases.host_operands(RMS_NORM, "float32", (ROWS, WIDTH))
     x, weight = as_jax(drawn["x"]), as_jax(drawn["weight"])
+    functions = {"cunorm rms_norm": cunorm.rms_norm, "cunorm.jax.rms_norm": cunorm.jax.rms_norm}
 
-    def timer(function: Callable[..., Any]) -> Timer:
-        return _repeated(lambda: function(x, weight, eps=RMS_NORM.eps).block_until_ready())
+    def waited(function: Callable[..., Any]) -> Any:
+        return function(x, weight, eps=RMS_NORM.eps).block_until_ready()
 
     return {
-        ("cunorm rms_norm", SHAPE, "JAX"): timer(cunorm.rms_norm),
-        ("cunorm.jax.rms_norm", SHAPE, "JAX"): timer(cunorm.jax.rms_norm),
+        (name, SHAPE, "JAX"): _repeated(partial(waited, one)) for name, one in functions.items()
     }
-
-
-# --- under autograd -------------------------------------------------------------------------------
 
 
 class _Empty(torch.autograd.Function):
@@ -230,11 +206,12 @@ class _Empty(torch.autograd.Function):
 
 def autograd_timers() -> dict[Key, Timer]:
     """Return timers of `_Empty` and two RMSNorms: unrecorded, recorded, and with the backward."""
+    ours = partial(cunorm.torch.rms_norm, eps=RMS_NORM.eps)
     theirs = peers.torch_function(torch, RMS_NORM, WIDTH)
-    found: dict[Key, Timer] = {}
+    dy, found = torch.ones(ROWS, WIDTH), {}
     for call, function, names in (
-        (EMPTY, _Empty.apply, ("x",)),
-        (OURS, partial(cunorm.torch.rms_norm, eps=RMS_NORM.eps), ("x", "weight")),
+        ("an empty autograd.Function", _Empty.apply, ("x",)),
+        ("cunorm.torch.rms_norm", ours, ("x", "weight")),
         ("torch's rms_norm", lambda x, weight: theirs(x, weight=weight), ("x", "weight")),
     ):
         drawn = cases.host_operands(RMS_NORM, "float32", (ROWS, WIDTH))
@@ -242,7 +219,7 @@ def autograd_timers() -> dict[Key, Timer]:
         forward = partial(function, *leaves)
         found[call, SHAPE, "torch, no_grad"] = torch.no_grad()(_repeated(forward))
         found[call, SHAPE, "torch, forward"] = _repeated(forward)
-        both = partial(_with_backward, forward, leaves, torch.ones(ROWS, WIDTH))
+        both = partial(_with_backward, forward, leaves, dy)
         found[call, SHAPE, "torch, forward, backward"] = _repeated(both)
     return found
 

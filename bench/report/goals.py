@@ -1,54 +1,60 @@
 # SPDX-License-Identifier: MIT
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
-Goals for speed are for points whose x has 1 MiB or more. A goal without points is not met, and a
+Goals for times are for points whose x has 1 MiB or more. A goal without points is not met, and a
 CSV must have every point of the default grid. A CSV whose SIMD is AVX2 has its own goals, and also
 needs the points of float16.
 
 The project's other goals are not checked here: the host cost of small calls
-(`python -m bench --host`), the speed against JAX on a CPU (`python -m bench table --peer jax`), the
-time to compile and to import, and all measurements on a GPU.
+(`python -m bench --host`), the speed against JAX on a CPU, the time to compile and to import, and
+all measurements on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.report.ratios import Ratio, geometric_mean, points_without, ratios
+from bench.report.ratios import Ratio, geometric_mean, ratios
 from bench.timing import grid
 from bench.timing.rows import Row
 
 SMALLEST = 2**20  # bytes of x; the time of calls on a smaller x is mostly host time
-SLOWEST_POINT, SLOWEST_POINT_AVX2 = 0.97, 1.0  # least speed of a point, × torch's
-HALF = 1.3  # the largest ratio of float16's time to bfloat16's
 DTYPES = ("float32", "bfloat16")
 BOTH = ("forward", "backward")
-NAMED = 10  # missing points that are named; the others are counted
 
-# The least geometric means of torch's time over cunorm's. A line has an operator or kind of norms,
-# the directions, and a bound for each of DTYPES.
-SPEED = (
-    ("layer_norm", ("forward",), (1.05, 1.5)),
-    ("layer_norm", ("backward",), (1.4, 2.0)),
-    ("rms_norm", ("forward",), (3.0, 6.0)),
-    ("rms_norm", ("backward",), (6.0, 12.0)),
-    ("gated norms", BOTH, (4.0, 4.0)),
+# The bounds of geometric means, for each of DTYPES, by operator or kind of norms and by direction:
+# of torch's time over cunorm's at least, of cunorm's over a copy's and the ungated norm's at most.
+SPEED, OVER_COPY, OVER_UNGATED = (
+    ("torch", "cunorm"),
+    ("cunorm", "copy"),
+    ("cunorm", "cunorm-ungated"),
+)
+TEXTS = {SPEED: "× torch", OVER_COPY: "time / copy", OVER_UNGATED: "time / ungated"}
+MEANS = (
+    (SPEED, "layer_norm", ("forward",), (1.05, 1.5)),
+    (SPEED, "layer_norm", ("backward",), (1.4, 2.0)),
+    (SPEED, "rms_norm", ("forward",), (3.0, 6.0)),
+    (SPEED, "rms_norm", ("backward",), (6.0, 12.0)),
+    (SPEED, "gated norms", BOTH, (4.0, 4.0)),
     # A bound of 2.5 for float32 would exceed the speed of a copy, even in the last-level cache.
-    ("group_norm+silu", BOTH, (2.0, 2.5)),
+    (SPEED, "group_norm+silu", BOTH, (2.0, 2.5)),
+    (OVER_COPY, "ungated norms", ("forward",), (1.25, 2.0)),
+    (OVER_COPY, "ungated norms", ("backward",), (1.25, 2.0)),
+    (OVER_UNGATED, "gated norms", ("forward",), (2.0, 2.0)),
+    (OVER_UNGATED, "gated norms", ("backward",), (2.0, 2.0)),
 )
-SPEED_AVX2 = (
-    ("layer_norm", ("forward",), (1.05, 1.3)),
-    ("layer_norm", ("backward",), (1.3, 1.8)),
-    ("rms_norm", ("forward",), (2.8, 6.0)),
-    ("rms_norm", ("backward",), (6.0, 10.0)),
-    ("gated norms", BOTH, (3.5, 3.5)),
-    ("group_norm+silu", ("forward",), (1.5, 1.5)),
-    ("group_norm+silu", ("backward",), (1.6, 2.2)),
+MEANS_AVX2 = (
+    (SPEED, "layer_norm", ("forward",), (1.05, 1.3)),
+    (SPEED, "layer_norm", ("backward",), (1.3, 1.8)),
+    (SPEED, "rms_norm", ("forward",), (2.8, 6.0)),
+    (SPEED, "rms_norm", ("backward",), (6.0, 10.0)),
+    (SPEED, "gated norms", BOTH, (3.5, 3.5)),
+    (SPEED, "group_norm+silu", ("forward",), (1.5, 1.5)),
+    (SPEED, "group_norm+silu", ("backward",), (1.6, 2.2)),
 )
-# The largest means of cunorm's time over a copy's, and over the time without the gate.
-OVER_COPY = tuple(("ungated norms", (direction,), (1.25, 2.0)) for direction in BOTH)
-OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in BOTH)
+SLOWEST, SLOWEST_AVX2 = 0.97, 1.0  # least speed of a point, × torch's
+HALF = 1.3  # the largest ratio of float16's time to bfloat16's
 
 
 @dataclass(frozen=True)
@@ -73,25 +79,31 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     """Return every goal with its figure; ValueError for timings of a GPU."""
     if rows[0].driver:
         raise ValueError(f"the goals are for a CPU, and these timings of {rows[0].device}")
-    speeds = large(ratios(rows, "torch", "cunorm"))
-    if "SIMD cunorm AVX2" in rows[0].versions:
-        return [
-            *_means(speeds, SPEED_AVX2, "× torch", at_least=True),
-            _worst("every point: × torch", SLOWEST_POINT_AVX2, speeds, at_least=True),
-            _worst("every point: float16's time / bfloat16's", HALF, halves(rows), at_least=False),
-            _left_out(rows),
-            _missing(rows, (*DTYPES, "float16")),
-        ]
-    over_copy = large(ratios(rows, "cunorm", "copy"))
-    over_ungated = large(ratios(rows, "cunorm", "cunorm-ungated"))
-    return [
-        *_means(speeds, SPEED, "× torch", at_least=True),
-        _worst("every point: × torch", SLOWEST_POINT, speeds, at_least=True),
-        *_means(over_copy, OVER_COPY, "time / copy", at_least=False),
-        *_means(over_ungated, OVER_UNGATED, "time / ungated", at_least=False),
-        _left_out(rows),
-        _missing(rows, DTYPES),
-    ]
+    is_avx2 = "SIMD cunorm AVX2" in rows[0].versions
+    found = {pair: large(ratios(rows, *pair)) for pair in TEXTS}
+    checked = []
+    for pair, norms, directions, bounds in MEANS_AVX2 if is_avx2 else MEANS:
+        for dtype, bound in zip(DTYPES, bounds, strict=True):
+            chosen = [
+                ratio
+                for ratio in found[pair]
+                if norms in (ratio.operator, _kind(ratio))
+                and ratio.direction in directions
+                and ratio.dtype == dtype
+            ]
+            figure = geometric_mean(chosen) if chosen else None
+            text = f"{norms} {' and '.join(directions)}, {dtype}: {TEXTS[pair]}, mean"
+            checked.append(Goal(text, bound, figure, at_least=pair == SPEED))
+    slowest = min(found[SPEED], key=lambda ratio: ratio.value, default=None)
+    wanted = SLOWEST_AVX2 if is_avx2 else SLOWEST
+    checked.append(_of_point("every point: × torch", wanted, slowest, at_least=True))
+    if is_avx2:
+        worst = max(halves(rows), key=lambda ratio: ratio.value, default=None)
+        text = "every point: float16's time / bfloat16's"
+        checked.append(_of_point(text, HALF, worst, at_least=False))
+    missing = _missing(rows, (*DTYPES, *(("float16",) if is_avx2 else ())))
+    text, named = "points of the default grid that were not timed", ", ".join(missing[:10])
+    return [*checked, Goal(text, 0, len(missing), at_least=False, point=named)]
 
 
 def halves(rows: Iterable[Row]) -> list[Ratio]:
@@ -103,7 +115,7 @@ def halves(rows: Iterable[Row]) -> list[Ratio]:
 
 def table(checked: Iterable[Goal]) -> str:
     """Return the goals as a Markdown table, after a line about their points."""
-    lines = ["At the points whose x has 1 MiB or more:", ""]
+    lines = ["The goals for times are for the points whose x has 1 MiB or more:", ""]
     lines += ["| goal | wanted | figure | met |", "|---|---|---|---|"]
     for goal in checked:
         wanted = f"{'≥' if goal.at_least else '≤'} {goal.wanted:g}"
@@ -118,43 +130,20 @@ def large(found: Iterable[Ratio]) -> list[Ratio]:
     return [ratio for ratio in found if ratio.x_bytes >= SMALLEST]
 
 
-def _means(
-    found: Sequence[Ratio],
-    wanted: Iterable[tuple[str, tuple[str, ...], tuple[float, float]]],
-    what: str,
-    *,
-    at_least: bool,
-) -> Iterator[Goal]:
-    for norms, directions, bounds in wanted:
-        for dtype, bound in zip(DTYPES, bounds, strict=True):
-            chosen = [
-                ratio
-                for ratio in found
-                if norms in (ratio.operator, ratio.kind)
-                and ratio.direction in directions
-                and ratio.dtype == dtype
-            ]
-            figure = geometric_mean(chosen) if chosen else None
-            text = f"{norms} {' and '.join(directions)}, {dtype}: {what}, mean"
-            yield Goal(text, bound, figure, at_least)
+def _kind(ratio: Ratio) -> str:
+    """Return "gated norms" or "ungated norms"; group norms are neither."""
+    gated = ratio.operator.endswith("_gate")
+    return "" if ratio.memory else "gated norms" if gated else "ungated norms"
 
 
-def _worst(text: str, wanted: float, found: Sequence[Ratio], *, at_least: bool) -> Goal:
-    if not found:
+def _of_point(text: str, wanted: float, worst: Ratio | None, *, at_least: bool) -> Goal:
+    if worst is None:
         return Goal(text, wanted, None, at_least)
-    worst = (min if at_least else max)(found, key=lambda ratio: ratio.value)
-    return Goal(text, wanted, worst.value, at_least, point=worst.point)
+    return Goal(text, wanted, worst.value, at_least, worst.point)
 
 
-def _left_out(rows: Sequence[Row]) -> Goal:
-    """Return the goal that cunorm was timed at each point, which needs right results."""
-    points = points_without(rows, "cunorm")
-    text = "points where others were timed and cunorm was not"
-    return Goal(text, 0, len(points), at_least=False, point=", ".join(points))
-
-
-def _missing(rows: Sequence[Row], dtypes: Sequence[str]) -> Goal:
-    """Return the goal that the default grid was timed, with all providers that goals compare."""
+def _missing(rows: Sequence[Row], dtypes: Sequence[str]) -> list[str]:
+    """Return the points of the default grid that lack a provider that goals compare."""
     has: dict[str, set[str]] = {}
     for row in rows:
         has.setdefault(" ".join(filter(None, row.point)), set()).add(row.provider)
@@ -166,8 +155,4 @@ def _missing(rows: Sequence[Row], dtypes: Sequence[str]) -> Goal:
             needed |= {"cunorm-ungated"} if point.operator.gate_position else set()
         if not needed <= has.get(str(point), set()):
             points.append(str(point))
-    named = points[:NAMED]
-    if more := len(points) - len(named):
-        named.append(f"and {more} more")
-    text = "points of the default grid that were not timed"
-    return Goal(text, 0, len(points), at_least=False, point=", ".join(named))
+    return points

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -100,7 +99,3 @@ def _draw_errors(panel: Axes, accuracy: Sequence[Accuracy]) -> None:
     panel.set_title(title, loc="left", fontsize=_FONT)
     panel.grid(axis="y", color="#e0e0e0", linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

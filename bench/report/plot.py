@@ -13,12 +13,11 @@ import itertools
 import math
 import re
 import statistics
-import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.report.ratios import label, load, measured, x_bytes
 from bench.timing.rows import Row
@@ -42,37 +41,26 @@ COLOURS = {
     "jax": "#6a51a3",
     "copy": "#777777",
 }
-_PANEL = 2.35, 1.75  # inches, of the axes without labels
-_MARGINS = 0.65, 1.0, 0.5, 1.1  # inches: left; between columns, and right; between lines; below
 _FONT = 9.0  # points
-_GAP = 0.105  # between the labels of two lines, as a fraction of a panel's height
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Read the command line and write the picture."""
     parser = argparse.ArgumentParser(prog="python -m bench plot", description=__doc__)
     parser.add_argument("csv", type=Path, metavar="CSV", help="from `python -m bench`")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
-    parser.add_argument("--op", help="draw only these operators, with commas between them")
-    parser.add_argument("--dtype", help="draw only these dtypes")
+    parser.add_argument("--dtype", help="draw only these dtypes, with commas between them")
     options = parser.parse_args(argv)
     try:
         rows = load(options.csv)
-        rows = _only(rows, "operator", options.op)
-        rows = _only(rows, "dtype", options.dtype)
-        write_svg(options.out, partial(_figure, rows))
+        there = dict.fromkeys(row.dtype for row in rows)
+        wanted = options.dtype.split(",") if options.dtype else list(there)
+        if unknown := set(wanted) - set(there):
+            raise ValueError(f"the CSV has no rows of the dtype {', '.join(sorted(unknown))}")
+        write_svg(options.out, partial(_figure, [row for row in rows if row.dtype in wanted]))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0
-
-
-def _only(rows: list[Row], column: str, names: str | None) -> list[Row]:
-    if names is None:
-        return rows
-    wanted = names.split(",")
-    if unknown := set(wanted) - {getattr(row, column) for row in rows}:
-        raise ValueError(f"the CSV has no rows of the {column} {', '.join(sorted(unknown))}")
-    return [row for row in rows if getattr(row, column) in wanted]
 
 
 def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
@@ -98,85 +86,73 @@ def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
 
 
 def _smaller(svg: str) -> str:
-    """Shrink a picture: round to hundredths of a point, and remove text without effect."""
-    svg = re.sub(r"<[^>]+>", _rounded, svg)
+    """Shrink a picture: round to hundredths of a point, and remove text without effect.
+
+    Text between tags may contain versions, so it stays.
+    """
+
+    def rounded(tag: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
+
+    svg = re.sub(r"<[^>]+>", rounded, svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
-def _rounded(tag: re.Match[str]) -> str:
-    """Return a tag with shorter numbers; text between tags may contain versions, so it stays."""
-    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
-
-
 def _figure(rows: Sequence[Row]) -> Figure:
+    from matplotlib.figure import Figure
+
     names = list(dict.fromkeys(label(row.operator, row.memory) for row in rows))
     directions = [d for d in ("forward", "backward") if any(row.direction == d for row in rows)]
     columns = list(itertools.product(directions, dict.fromkeys(row.dtype for row in rows)))
-    figure, panels = _empty_figure(rows, len(names), len(columns))
+    width, height = 0.6 + 3.0 * len(columns), 1.0 + 2.1 * len(names)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(len(names), len(columns), sharex=True, sharey="row", squeeze=False)
     for name, line_of_panels in zip(names, panels, strict=True):
         for (direction, dtype), panel in zip(columns, line_of_panels, strict=True):
+            point = (name, direction, dtype)
             chosen = [
-                row
-                for row in rows
-                if (label(row.operator, row.memory), row.direction, row.dtype)
-                == (name, direction, dtype)
+                r for r in rows if (label(r.operator, r.memory), r.direction, r.dtype) == point
             ]
-            panel.set_title(f"{name} {direction} {dtype}", loc="left", fontsize=_FONT)
+            panel.set_title(" ".join(point), loc="left", fontsize=_FONT)
             _draw(panel, chosen)
-        line_of_panels[0].set_ylabel("GB/s")
-    _size_axis(panels[-1], rows)
-    for line_of_panels in panels:  # after all are drawn, because the panels of a line share limits
-        line_of_panels[0].set_ylim(bottom=0)
-        for panel in line_of_panels:
-            _label_lines(panel)
+        line_of_panels[0].set(ylabel="GB/s", ylim=(0, None))
+    sizes = [x_bytes(row.shape, row.dtype) for row in rows]
+    first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
+    ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 3)))]
+    for panel in panels[-1]:
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ticks, [_size(tick) for tick in ticks])
+        panel.minorticks_off()
+        panel.set_xlabel("size of x")
+    legends = [panel.get_legend_handles_labels() for panel in panels.flat]
+    lines = {name: line for pair in legends for line, name in zip(*pair, strict=True)}
+    place = {"loc": "outside upper right", "ncols": len(lines), "frameon": False}
+    figure.legend(lines.values(), lines.keys(), **place)
+    lines_are = "Lines: geometric means of the shapes of a size. Thin lines: their range."
+    note = textwrap.fill(f"{measured(rows)} {lines_are}", width=int(14 * width))
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="#555555")
     return figure
 
 
-def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure, Any]:
-    """Return a figure with a note about the measurement, and its panels by line and column."""
-    from matplotlib.figure import Figure
-
-    left, between, above, below = _MARGINS
-    width = left + columns * (_PANEL[0] + between)
-    height = below + lines * (_PANEL[1] + above)
-    figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(
-        left=left / width,
-        right=1 - between / width,
-        bottom=below / height,
-        top=1 - above / height,
-        wspace=between / _PANEL[0],
-        hspace=above / _PANEL[1],
-    )
-    lines_are = "Lines: geometric means of the shapes of a size. Thin lines: their range."
-    # 15 characters of this size are about an inch.
-    note = textwrap.fill(f"{measured(rows)} {lines_are}", width=int(15 * width))
-    position = left / width, (below - 0.55) / height
-    figure.text(*position, note, va="top", fontsize=7, color="#555555")
-    return figure, figure.subplots(lines, columns, sharex=True, sharey="row", squeeze=False)
-
-
 def _draw(panel: Axes, rows: Sequence[Row]) -> None:
-    """Draw one operator, direction and dtype, with a line for each provider."""
-    for provider in _providers(rows):
+    """Draw one operator, direction and dtype, with a line for each provider.
+
+    cunorm is on top; cunorm-ungated is left out, because it moves fewer bytes.
+    """
+    there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
+    for provider in sorted(there, key=lambda name: (name == "cunorm", name)):
         by_size: dict[int, list[float]] = {}
         for row in rows:
             if row.provider == provider:
                 by_size.setdefault(x_bytes(row.shape, row.dtype), []).append(row.gb_per_s)
-        sizes = sorted(by_size)
+        sizes, rates = zip(*sorted(by_size.items()), strict=True)
         style = {"color": COLOURS.get(provider, "black"), "clip_on": False}
-        spans = [
-            (size, end)
-            for size in sizes
-            if len(rates := by_size[size]) > 1
-            for end in (min(rates), max(rates), math.nan)  # NaN ends a span
-        ]
-        panel.plot(*zip(*spans, strict=True), linewidth=0.6, **style)
-        means = [statistics.geometric_mean(by_size[size]) for size in sizes]
-        dashes = "--" if provider == "copy" else "-"
-        marker = "" if len(sizes) > 1 else "."  # markers on lines would make the file larger
+        ends = [end for some in rates for end in (min(some), max(some), math.nan)]  # NaN: a gap
+        panel.plot([size for size in sizes for _ in range(3)], ends, linewidth=0.6, **style)
+        means = list(map(statistics.geometric_mean, rates))
+        dashes, marker = "--" if provider == "copy" else "-", "" if len(sizes) > 1 else "."
         panel.plot(sizes, means, dashes, marker=marker, linewidth=1.2, label=provider, **style)
     panel.grid(axis="y", color="#e0e0e0", linewidth=0.6, clip_on=False)
     panel.patch.set_visible(False)
@@ -184,63 +160,6 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
     panel.tick_params(left=False)
 
 
-def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return the providers to draw, cunorm on top; not cunorm-ungated, which moves fewer bytes."""
-    there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
-    return sorted(there, key=lambda provider: (provider == "cunorm", provider))
-
-
-def _size_axis(lowest: Sequence[Axes], rows: Iterable[Row]) -> None:
-    """Make the axis of sizes logarithmic, with at most four powers of two as labels."""
-    sizes = [x_bytes(row.shape, row.dtype) for row in rows]
-    first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
-    ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 3)))]
-    for panel in lowest:
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(ticks, [_size(tick) for tick in ticks])
-        panel.minorticks_off()
-        panel.set_xlabel("size of x")
-
-
 def _size(bytes_: int) -> str:
     power = min((bytes_.bit_length() - 1) // 10, 3)
     return f"{bytes_ >> 10 * power} {('B', 'KiB', 'MiB', 'GiB')[power]}"
-
-
-def _label_lines(panel: Axes) -> None:
-    """Write each provider's name at the end of its line, and move overlapping names apart."""
-    lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
-    top = panel.get_ylim()[1]
-    lines.sort(key=lambda line: line.get_ydata()[-1])
-    heights = _spread([line.get_ydata()[-1] / top for line in lines])
-    for line, height in zip(lines, heights, strict=True):
-        panel.text(
-            1.02,
-            height,
-            line.get_label(),
-            color=line.get_color(),
-            transform=panel.transAxes,
-            va="center",
-            fontsize=_FONT,
-        )
-
-
-def _spread(heights: Sequence[float]) -> list[float]:
-    """Move ascending heights at least `_GAP` apart, but not below 0; clusters keep their centre."""
-    clusters: list[tuple[float, int]] = []  # centre and number of labels, from below
-    for height in heights:
-        centre, count = height, 1
-        while clusters and centre - clusters[-1][0] < _GAP * (count + clusters[-1][1]) / 2:
-            other, more = clusters.pop()
-            centre = (centre * count + other * more) / (count + more)
-            count += more
-        clusters.append((max(centre, _GAP * (count - 1) / 2), count))
-    return [
-        centre + _GAP * (index - (count - 1) / 2)
-        for centre, count in clusters
-        for index in range(count)
-    ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

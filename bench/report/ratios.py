@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.timing.rows import Row, read_csv
+from bench.report.records import read_csv
+from bench.timing.rows import Row
 
 _OF_A_RUN = ("device", "driver", "threads", "versions", "commit")
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -37,13 +38,6 @@ class Ratio:
         return f"{self.label} {self.direction} {self.dtype} {self.shape}"
 
     @property
-    def kind(self) -> str:
-        """The kind of norm: "group norms", "gated norms" or "ungated norms"."""
-        if self.operator.startswith("group_norm"):
-            return "group norms"
-        return "gated norms" if self.operator.endswith("_gate") else "ungated norms"
-
-    @property
     def elements(self) -> int:
         """The elements of x."""
         return math.prod(map(int, self.shape.split("x")))
@@ -66,7 +60,7 @@ def x_bytes(shape: str, dtype: str) -> int:
 
 def load(path: Path) -> list[Row]:
     """Read the rows of one run; ValueError if they cannot be compared with each other."""
-    rows = read_csv(path)
+    rows = read_csv(path, Row)
     if not rows:
         raise ValueError(f"{path} has no rows")
     for name in _OF_A_RUN:
@@ -104,6 +98,14 @@ def ratios(
         for point, times in points.items()
         if numerator in times and denominator in times
     ]
+
+
+def grouped(found: Iterable[Ratio]) -> dict[tuple[str, str, str], list[Ratio]]:
+    """Return ratios by operator, direction and dtype."""
+    groups: dict[tuple[str, str, str], list[Ratio]] = {}
+    for one in found:
+        groups.setdefault((one.label, one.direction, one.dtype), []).append(one)
+    return groups
 
 
 def points_without(rows: Sequence[Row], provider: str) -> list[str]:

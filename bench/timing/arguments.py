@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Argument types of the command lines, for argparse."""
+"""Argument types of the command lines for argparse, and the arguments that commands share."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-from bench.timing.cases import Shape
+from bench.timing.cases import DTYPES, OPERATORS, Shape
 
 
 def list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
@@ -38,13 +39,9 @@ def shapes(text: str) -> list[Shape]:
 
 def count(text: str) -> int:
     """Read a whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
-    return number
+    return int(text)
 
 
 def seconds(text: str) -> float:
@@ -56,3 +53,28 @@ def seconds(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}, expected seconds above 0")
     return number
+
+
+def add_grid(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of commands that time points."""
+    from cunorm._backends.cpu.threads import thread_count
+
+    add, names = parser.add_argument, list(dict.fromkeys(one.name for one in OPERATORS))
+    both = ["forward", "backward"]
+    add("--op", type=list_of(names), help=f"some of {', '.join(names)}")
+    add("--dtype", type=list_of(DTYPES), default=["float32", "bfloat16"], help=", ".join(DTYPES))
+    add("--direction", type=list_of(both), default=both, help=", ".join(both))
+    add("--shapes", type=shapes, help="ROWSxWIDTH,...; for group norms NxCxHxW")
+    add("--seconds", type=seconds, help="seconds for each point")
+    march = "compile cunorm for this -march; if it lacks AVX-512, the others do not use it"
+    add("--march", help=f"{march}; default: native")
+    add("--threads", type=count, default=thread_count(), help="threads on a CPU")
+    add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options; `--out` must be in a folder that is there."""
+    options = parser.parse_args(argv)
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {options.out.parent}")
+    return options

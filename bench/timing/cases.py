@@ -158,7 +158,7 @@ def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -
     operands = {name: value.astype(DTYPES[dtype]) for name, value in values.items()}
     if operator.memory == "NHWC":
         for name in row_sized:
-            operands[name] = _channels_last(operands[name])
+            operands[name] = np.moveaxis(np.moveaxis(operands[name], 1, -1).copy(), -1, 1)
     return operands
 
 
@@ -167,11 +167,6 @@ def drawn(operator: Operator, dtype: str, shape: Shape) -> tuple[Operands, int]:
     rows, *row = shape
     few = math.gcd(rows, max(1, DRAWN_ELEMENTS // math.prod(row)))
     return host_operands(operator, dtype, (few, *row)), rows // few
-
-
-def _channels_last(array: Any) -> Any:
-    """Return a copy whose channels, on axis 1, lie side by side in memory."""
-    return np.moveaxis(np.moveaxis(array, 1, -1).copy(), -1, 1)
 
 
 def checked_shape(shape: Shape) -> Shape:
@@ -299,11 +294,8 @@ def check(
         y = forward(module, operator, operands)()
         results = {f"saved {name}": result for name, result in saved._asdict().items()}
         results |= {"mean": results.pop("saved mean"), "rstd": results.pop("saved rstd")}
-        results |= y._asdict() if operator.has_residual else {"y": y}
-        return results | gradients._asdict()
+        return results | fields(y) | fields(gradients)
 
-    got = {
-        name: None if array is None else to_host(array)
-        for name, array in run(cunorm, device).items()
-    }
+    results = run(cunorm, device).items()
+    got = {name: array if array is None else to_host(array) for name, array in results}
     return worst_error(got, run(reference, host))

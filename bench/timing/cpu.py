@@ -2,21 +2,19 @@
 """The CPU of the timings: operands, copies and a timer.
 
 The allocator keeps freed memory, so that no timing includes page faults. All providers of a point
-have the same number of calls in a turn: the requested number, or the number of copies of the same
-bytes that fit in a millisecond, at most ten. A turn of one short call would find code and data
-cold, because the other providers evict them from the caches.
+have the same number of calls in a turn: as many copies of the same bytes as fit in a millisecond,
+at most ten. A turn of one short call would find code and data cold, because the other providers
+evict them from the caches.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,49 +24,34 @@ import torch
 import cunorm
 from bench.timing.arrays import upload
 from bench.timing.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, drawn
+from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
-from bench.timing.turns import Turn
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._demo import operators as demo
+from cunorm._info import cpu_name
 
 _TURN_SECONDS, _MAX_CALLS = 1e-3, 10
 
 
-class Cpu:
+class Cpu(Device):
     """The machine's CPU, with the same number of threads for each provider."""
 
     kind = "cpu"
-    driver = ""
     note = "freed memory is kept, so that no page fault is timed"
 
-    def __init__(
-        self,
-        threads: int,
-        calls_per_turn: int | None = None,
-        copies: Sequence[ModuleType] = (cunorm,),  # the copies of cunorm to time
-    ) -> None:
+    def __init__(self, threads: int, copies: Sequence[ModuleType] = (cunorm,)) -> None:
+        """Set the number of threads of torch and of the copies of cunorm that are timed."""
+        self.name = f"{cpu_name()}, {threads} of {available_cores()} cores"
         self.threads = threads
         self._copies = copies
-        self._requested_calls = calls_per_turn
         self._calls_per_turn = 1
-        keep_freed_memory()
+        # All threads share an arena, because glibc unmaps the arenas that JAX's threads would have.
+        if demo.keep_freed_memory():
+            arena_max = -8
+            ctypes.CDLL(None).mallopt(arena_max, 1)
         torch.set_num_threads(threads)
         for copy in copies:
             copy.set_num_threads(threads)
-
-    @property
-    def name(self) -> str:
-        """The CPU's model and the number of cores in use."""
-        return f"{_model()}, {self.threads} of {available_cores()} cores"
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of further software; none on a CPU."""
-        return {}
-
-    def fitting(self, point: Point, contestants: int) -> Point:
-        """Return the point unchanged: the CPU's grid fits any memory."""
-        return point
 
     def operands(self, point: Point) -> list[Operands]:
         """Return one set of operands; rows repeat, because drawing all of them would take long."""
@@ -84,57 +67,37 @@ class Cpu:
 
         This method also sets the number of calls in a turn.
         """
-        copy = make_copy(point.bytes, DTYPES[point.dtype].itemsize)
-        self._calls_per_turn = self._requested_calls or _calls_per_turn(copy)
+        itemsize = DTYPES[point.dtype].itemsize
+        dtype = {2: torch.int16, 4: torch.int32}[itemsize]
+        source = torch.ones(point.bytes // (2 * itemsize), dtype=dtype)
+
+        def copy() -> Any:
+            return torch.empty_like(source).copy_(source)
+
+        copy()
+        fastest = min(_seconds(copy, 1) for _ in range(3))
+        self._calls_per_turn = max(1, min(_MAX_CALLS, round(_TURN_SECONDS / fastest)))
         return [copy]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up the only call, and return its turn."""
         (call,) = calls
-        if wait is not None:
-            call = partial(_call_and_wait, call, wait)
-        call()
-        return Turn(partial(_seconds, call, self._calls_per_turn))
+        waited = call if wait is None else lambda: wait(call())
+        waited()
+        return Turn(partial(_seconds, waited, self._calls_per_turn))
 
     def prepare(self, points: Iterable[Point]) -> None:
         """Compile the builds of the points and of their checks, several at once."""
         needs = {
-            (operator.base, *_warmup_arguments(operator, point.dtype, shape))
+            str(need): need
             for point in points
             for operator in (point.operator, point.operator.ungated())
             for shape in (point.shape, checked_shape(point.shape))
+            for need in [_warmup_arguments(operator, point.dtype, shape)]
         }
         with ThreadPoolExecutor(available_cores()) as pool:
             for copy in self._copies:
-                list(pool.map(partial(_compile, copy), sorted(needs, key=str)))
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep and reuse freed memory, as the demo does for its plot.
-
-    All threads share one arena, because glibc unmaps the arenas that JAX's threads would have.
-    """
-    if demo.keep_freed_memory():
-        arena_max = -8
-        ctypes.CDLL(None).mallopt(arena_max, 1)
-
-
-def make_copy(moved: int, itemsize: int) -> Call:
-    """Return a torch copy that reads and writes that many bytes in all."""
-    dtype = {2: torch.int16, 4: torch.int32}[itemsize]
-    source = torch.ones(moved // (2 * itemsize), dtype=dtype)
-    return lambda: torch.empty_like(source).copy_(source)
-
-
-def _call_and_wait(call: Call, wait: Callable[[Any], Any]) -> Any:
-    return wait(call())
-
-
-def _calls_per_turn(call: Call) -> int:
-    """Warm up, and return the number of calls in a turn."""
-    call()
-    fastest = min(_seconds(call, 1) for _ in range(3))
-    return max(1, min(_MAX_CALLS, round(_TURN_SECONDS / fastest)))
+                list(pool.map(partial(_compile, copy), needs.values()))
 
 
 def _seconds(call: Call, calls: int) -> float:
@@ -144,26 +107,16 @@ def _seconds(call: Call, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _model() -> str:
-    if platform.system() == "Linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _compile(copy: ModuleType, need: dict[str, Any]) -> None:
+    copy.warmup(**need, device="cpu", workers=1, progress=False)
 
 
-def _compile(copy: ModuleType, need: tuple[Any, ...]) -> None:
-    base, options = need[0], dict(need[1:])
-    functions = [f"{base}_forward", f"{base}_backward"]
-    copy.warmup(functions, **options, device="cpu", workers=1, progress=False)
-
-
-def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of `warmup` for an operator, without its functions."""
+def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str, Any]:
+    """Return the arguments of `warmup` for the forward and the backward of an operator."""
     rows, width, *positions = shape
-    operands = dict.fromkeys((*operator.parameters, *operator.leaves), True)
-    del operands["x"]
     options = {name: value for name, value in operator.options.items() if name != "c"}
+    options |= dict.fromkeys((*operator.parameters, *operator.leaves), True)
+    del options["x"]
     if "groups" in options:
         options["groups"] = operator.groups(width)
     if operator.of_channels:
@@ -171,10 +124,5 @@ def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> tuple[tup
         options["num_groups"] = options.pop("groups")
         options["positions"] = math.prod(positions)
         options["layout"] = {"NHWC": "channels_last", "NCHW": "channels_first"}[operator.memory]
-    return (
-        ("widths", width),
-        ("dtypes", dtype),
-        ("rows", rows),
-        *operands.items(),
-        *options.items(),
-    )
+    functions = [f"{operator.base}_forward", f"{operator.base}_backward"]
+    return options | {"ops": functions, "widths": width, "dtypes": dtype, "rows": rows}

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bench.timing.arrays import as_host
 from bench.timing.cases import (
     TOLERANCE,
-    Call,
     Operands,
     checked_shape,
     host_operands,
@@ -21,51 +22,41 @@ from bench.timing.cases import (
 )
 from bench.timing.grid import Point
 from bench.timing.machine import Environment
-from bench.timing.providers import Provider
-from bench.timing.providers.base import VIEWS
+from bench.timing.providers.base import VIEWS, Provider
 from bench.timing.rows import Row
-from bench.timing.turns import Turn, take_turns
 
 COPY = "copy"
 HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on no more elements is its host cost
+FEWEST_ROUNDS = 5
 
 
-class Device(Protocol):
-    """A CPU or a GPU that holds operands and times calls."""
+@dataclass(frozen=True)
+class Turn:
+    """A timer of a contestant's calls."""
 
-    kind: str
-    note: str
-    threads: int
+    seconds: Callable[[], float]  # makes one turn, and returns the seconds of a call
+    host_seconds: float | None = None  # the host's seconds of a call, if they differ
 
-    @property
-    def name(self) -> str:
-        """The model of the device."""
 
-    @property
-    def driver(self) -> str:
-        """The version of CUDA's driver; empty on a CPU."""
+class Device:
+    """A CPU or a GPU, which also has `operands`, `upload`, `copies` and `turn`."""
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of further software that it uses."""
+    kind = ""
+    note = ""
+    name = ""  # the model
+    driver = ""  # the version of CUDA's driver
+    threads = 1  # threads that make calls
 
     def prepare(self, points: Iterable[Point]) -> None:
-        """Compile the builds of the points."""
+        """Compile the builds of the points, if the first calls, which are not timed, do not."""
+
+    def versions(self) -> dict[str, str]:
+        """Return versions of further software that it uses."""
+        return {}
 
     def fitting(self, point: Point, contestants: int) -> Point:
         """Return the point, with fewer rows if its arrays would not fit the memory."""
-
-    def operands(self, point: Point) -> list[Operands]:
-        """Return the sets of operands that the calls rotate through."""
-
-    def upload(self, host: Operands) -> Operands:
-        """Copy arrays of the host to the device."""
-
-    def copies(self, point: Point) -> list[Call]:
-        """Return for each set a copy that moves as many bytes as a call."""
-
-    def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
-        """Warm up, and return the turn of the calls."""
+        return point
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ class Failure:
 
 
 def time_point(
-    device: Device,
+    device: Any,
     point: Point,
     providers: Sequence[Provider],
     environment: Environment,
@@ -95,43 +86,81 @@ def time_point(
 ) -> tuple[list[Row], list[Failure]]:
     """Check every provider at a point, and time the correct ones in turns."""
     errors, failures = check(device, point, providers)
-    usable = [provider for provider in providers if provider.name in errors]
+    usable = {provider.name: provider for provider in providers if provider.name in errors}
     point = device.fitting(point, 1 + len(usable))
     sets = device.operands(point)
     turns = {COPY: device.turn(device.copies(point))}
-    for provider in usable:
+    for name, provider in usable.items():
         try:
             calls = provider.calls(point.operator, point.direction, view_all(provider, sets))
-            turns[provider.name] = device.turn(calls, provider.wait)
+            turns[name] = device.turn(calls, provider.wait)
         except Exception as error:  # another library may raise anything
-            failures.append(Failure(point, provider.name, error))
+            failures.append(Failure(point, name, error))
     times = take_turns(turns, seconds)
-    by_name = {provider.name: provider for provider in usable}
-    rate = point.bytes / float(np.median(times[COPY]))
+    copied_per_second = point.bytes / float(np.median(times[COPY]))
     rows = []
     for name, spent in times.items():
-        timed = point
-        if name in by_name:
-            timed = point.with_operator(by_name[name].computes(point.operator))
-        rows.append(_row(environment, point, name, timed.bytes, spent, turns[name], rate))
-    return [replace(row, error=errors.get(row.provider)) for row in rows], failures
+        moved = point.bytes
+        if name in usable:
+            moved = replace(point, operator=usable[name].computes(point.operator)).bytes
+        low, median, high = map(float, np.quantile(spent, (0.2, 0.5, 0.8)))
+        host = turns[name].host_seconds
+        if host is None and point.elements <= HOST_ELEMENTS:
+            host = median
+        row = Row(
+            *astuple(environment),
+            *point.columns,
+            provider=name,
+            bytes=moved,
+            p20_us=1e6 * low,
+            p50_us=1e6 * median,
+            p80_us=1e6 * high,
+            gb_per_s=1e-9 * moved / median,
+            of_copy=moved / median / copied_per_second,
+            host_us=None if host is None else 1e6 * host,
+            error=errors.get(name),
+        )
+        rows.append(row)
+    return rows, failures
+
+
+def take_turns(turns: dict[str, Turn], seconds: float) -> dict[str, list[float]]:
+    """Return the times of calls in each round; each round has a new random order.
+
+    The order changes because a contestant may find data of the previous one in the caches.
+    """
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    contestants, order = list(turns.items()), random.Random(0)
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < FEWEST_ROUNDS or time.perf_counter() < end:
+        order.shuffle(contestants)
+        for name, turn in contestants:
+            times[name].append(turn.seconds())
+        rounds += 1
+    return times
 
 
 def check(
-    device: Device, point: Point, providers: Iterable[Provider]
+    device: Any, point: Point, providers: Iterable[Provider]
 ) -> tuple[dict[str, float], list[Failure]]:
     """Check providers on some rows or samples; return errors of correct ones, and failures."""
-    small = replace(point, shape=checked_shape(point.shape))
-    host = host_operands(small.operator, small.dtype, small.shape)
+    host = host_operands(point.operator, point.dtype, checked_shape(point.shape))
     errors: dict[str, float] = {}
     failures = []
     expected: dict[str, dict[str, Any]] = {}
     for provider in providers:
-        if not provider.supports(small.operator, small.direction, small.dtype):
+        if not provider.supports(point.operator, point.direction, point.dtype):
             continue
+        computed, direction = provider.computes(point.operator), point.direction
+        if computed.name not in expected:
+            expected[computed.name] = oracle(computed, direction, host)
         try:
-            error = _error(device, small, provider, host, expected)
-            if not error <= TOLERANCE[small.dtype]:
+            sets = view_all(provider, [device.upload(host)])
+            (call,) = provider.calls(point.operator, direction, sets)
+            results = provider.results_by_name(computed, direction, call())
+            found = {name: as_host(array) for name, array in results.items()}
+            error = worst_error(found, expected[computed.name])
+            if not error <= TOLERANCE[point.dtype]:
                 raise ArithmeticError(f"wrong by {error:.1e} of the largest value")
             errors[provider.name] = error
         except Exception as error:  # another library may raise anything
@@ -139,56 +168,7 @@ def check(
     return errors, failures
 
 
-def _error(
-    device: Device,
-    point: Point,
-    provider: Provider,
-    host: Operands,
-    expected: dict[str, dict[str, Any]],
-) -> float:
-    """Return a provider's error; cache the oracle's results in `expected`."""
-    computed, direction = provider.computes(point.operator), point.direction
-    if computed.name not in expected:
-        expected[computed.name] = oracle(computed, direction, host)
-    (call,) = provider.calls(point.operator, direction, view_all(provider, [device.upload(host)]))
-    results = provider.results_by_name(computed, direction, call())
-    results = {name: as_host(array) for name, array in results.items()}
-    return worst_error(results, expected[computed.name])
-
-
 def view_all(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
     """Return sets of operands as arrays that a provider takes."""
     view = VIEWS[provider.arrays]
     return [{name: view(array) for name, array in operands.items()} for operands in sets]
-
-
-def _row(
-    environment: Environment,
-    point: Point,
-    provider: str,
-    moved: int,
-    spent: Sequence[float],
-    turn: Turn,
-    copied_per_second: float,
-) -> Row:
-    low, median, high = (float(t) for t in np.quantile(spent, (0.2, 0.5, 0.8)))
-    host = turn.host_seconds
-    if host is None and point.elements <= HOST_ELEMENTS:
-        host = median
-    return Row(
-        **asdict(environment),
-        operator=point.operator.name,
-        memory=point.operator.memory,
-        direction=point.direction,
-        dtype=point.dtype,
-        shape=point.shape_text,
-        provider=provider,
-        bytes=moved,
-        p20_us=1e6 * low,
-        p50_us=1e6 * median,
-        p80_us=1e6 * high,
-        gb_per_s=1e-9 * moved / median,
-        of_copy=moved / median / copied_per_second,
-        host_us=None if host is None else 1e6 * host,
-        error=None,
-    )

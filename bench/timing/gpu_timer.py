@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,8 +23,8 @@ import numpy as np
 from bench.timing import gpu
 from bench.timing.arrays import upload
 from bench.timing.cases import DTYPES, Call, Operands, drawn
+from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
-from bench.timing.turns import Turn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
@@ -47,40 +47,31 @@ extern "C" __global__ void spin(long long nanoseconds) {
 """
 
 
-class Gpu:
+class Gpu(Device):
     """The current device; everything but JAX is timed on the default stream of CuPy and torch.
 
     `torch` is None if torch is not installed or has no CUDA.
     """
 
     kind = "cuda"
-    threads = 1  # threads that make calls
     note = (
         "buffers rotate, so that L2 is cold, and the host's time stays out; but JAX has streams of "
         "its own and is timed by the host's clock"
     )
 
     def __init__(self, cupy: Any, torch: Any | None) -> None:
+        runtime = cupy.cuda.runtime
+        version = runtime.driverGetVersion()
+        self.name = runtime.getDeviceProperties(0)["name"].decode()
+        self.driver = f"{version // 1000}.{version % 1000 // 10}"
         self._cupy: Any = cupy
         self._torch: Any = torch
         self._spin = cupy.RawKernel(_SPIN, "spin", ("-std=c++17",))
         # Shared by all providers: each call takes the least recently used set.
         self._next_set = itertools.count()
 
-    @property
-    def name(self) -> str:
-        """The GPU's name."""
-        return str(self._cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
-
-    @property
-    def driver(self) -> str:
-        """The CUDA version of the driver."""
-        version = self._cupy.cuda.runtime.driverGetVersion()
-        return f"{version // 1000}.{version % 1000 // 10}"
-
-    @property
     def versions(self) -> dict[str, str]:
-        """Versions of NVRTC and CuPy."""
+        """Return versions of NVRTC and CuPy."""
         nvrtc = ".".join(map(str, _cuda.nvrtc_version()))
         return {"NVRTC": nvrtc, "cupy": self._cupy.__version__}
 
@@ -131,9 +122,6 @@ class Gpu:
         queues = [self._queue_seconds(call, HOST_CALLS, wait) for _ in range(HOST_BATCHES)]
         host = statistics.median(queues) / HOST_CALLS
         return Turn(partial(self._seconds, call, batch, wait, host * batch), host)
-
-    def prepare(self, points: Iterable[Point]) -> None:
-        """Do nothing: a kernel is compiled by its first call, which is not timed."""
 
     def _rotating(self, calls: list[Call]) -> Call:
         """Make a call that runs the next of `calls`; it keeps results, so that outputs rotate."""

@@ -13,36 +13,19 @@ from bench.timing.cases import DTYPES, OPERATORS, Operator, Shape, bytes_moved
 DIRECTIONS = ("forward", "backward")
 DEFAULT_DTYPES = ("float32", "bfloat16")
 DEFAULT_OPERATORS = (
-    "rms_norm",
-    "layer_norm",
-    "rms_norm+post_gate",
-    "rms_norm+pre_gate",
-    "l2_norm",
-    "add_rms_norm",
-    "add_layer_norm",
-    "group_norm+silu",
+    *("rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate", "l2_norm"),
+    *("add_rms_norm", "add_layer_norm", "group_norm+silu"),
 )
 _QUICK_OPERATORS = ("rms_norm", "layer_norm", "rms_norm+post_gate", "group_norm+silu")
 
 # x has 0.5 to 64 MiB.
 _CPU_ROWS = (
-    (4096, 4096),
-    (131072, 64),
-    (65536, 256),
-    (16384, 1024),
-    (1024, 16384),
-    (64, 262144),
-    (3000, 1003),
-    (4, 65536),
-    (1, 262144),
-    (1024, 256),
+    *((4096, 4096), (131072, 64), (65536, 256), (16384, 1024), (1024, 16384)),
+    *((64, 262144), (3000, 1003), (4, 65536), (1, 262144), (1024, 256)),
 )
 _CPU_CHANNELS = (
-    (2, 320, 64, 64),
-    (2, 128, 128, 128),
-    (4, 128, 97, 31),
-    (1, 512, 64, 64),
-    (8, 256, 32, 32),
+    *((2, 320, 64, 64), (2, 128, 128, 128), (4, 128, 97, 31)),
+    *((1, 512, 64, 64), (8, 256, 32, 32)),
 )
 _IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes as in float32
 
@@ -83,12 +66,14 @@ class Point:
         itemsize = DTYPES[self.dtype].itemsize
         return bytes_moved(self.operator, self.direction, self.shape, itemsize)
 
-    def with_operator(self, operator: Operator) -> Point:
-        """Return the same point for another operator."""
-        return replace(self, operator=operator)
+    @property
+    def columns(self) -> tuple[str, str, str, str, str]:
+        """The columns that identify the point in a CSV."""
+        operator = self.operator
+        return operator.name, operator.memory, self.direction, self.dtype, self.shape_text
 
     def __str__(self) -> str:
-        return f"{self.operator.label} {self.direction} {self.dtype} {self.shape_text}"
+        return " ".join(filter(None, self.columns))
 
 
 def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +34,9 @@ class Environment:
         return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
 
 
-def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
+def environment(device: Any, providers: Sequence[Provider]) -> Environment:
     """Return the environment: the device and the software."""
-    versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
+    versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions()
     for provider in providers:
         if provider.distribution:
             versions[provider.distribution] = _version(provider.distribution)
@@ -47,7 +46,8 @@ def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
         versions["SIMD"] = simd.used(provider.name for provider in providers)
     return Environment(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        commit=commit(),
+        # A source tree without a history gets its commit from the variable.
+        commit=os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parents[1]),
         device=device.name,
         driver=device.driver,
         versions="; ".join(f"{name} {version}" for name, version in versions.items() if version),
@@ -55,25 +55,20 @@ def environment(device: Any, providers: Sequence[Provider] = ()) -> Environment:
     )
 
 
-def commit() -> str:
-    """Return $CUNORM_COMMIT, for source trees without a history, or else the tree's commit."""
-    return os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parents[1])
-
-
 def commit_of(folder: Path) -> str:
     """Return the commit of a folder's source tree, with a plus if tracked files have changed."""
-    found = _git(folder, "rev-parse", "--short=10", "HEAD")
-    changed = found and _git(folder, "status", "--porcelain", "-uno")
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        return ran.stdout.strip() if ran.returncode == 0 else ""
+
+    try:
+        found = git("rev-parse", "--short=10", "HEAD")
+        changed = found and git("status", "--porcelain", "-uno")
+    except FileNotFoundError:  # git is not installed
+        return "unknown"
     return found + "+" if changed else found or "unknown"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    program = shutil.which("git")
-    if program is None:
-        return ""
-    command = [program, "-C", str(folder), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    return run.stdout.strip() if run.returncode == 0 else ""
 
 
 def _version(distribution: str) -> str:

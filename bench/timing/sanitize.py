@@ -20,18 +20,13 @@ from bench.timing.cases import OPERATORS, TOLERANCE, Operator, Shape, check
 
 # An odd tail; rows in registers, twice; rows that are streamed if there are no clusters.
 POINTS = (
-    ("float32", (5, 33)),
-    ("bfloat16", (37, 1000)),
-    ("float32", (9, 4096)),
-    ("bfloat16", (3, 70001)),
+    *(("float32", (5, 33)), ("bfloat16", (37, 1000))),
+    *(("float32", (9, 4096)), ("bfloat16", (3, 70001))),
 )
-
 # Groups of few and of many channels, odd planes, and samples of several blocks.
 OF_CHANNELS = (
-    ("float32", (3, 64, 5, 7)),
-    ("bfloat16", (2, 320, 16, 16)),
-    ("float32", (2, 33, 9, 11)),
-    ("bfloat16", (1, 128, 97, 31)),
+    *(("float32", (3, 64, 5, 7)), ("bfloat16", (2, 320, 16, 16))),
+    *(("float32", (2, 33, 9, 11)), ("bfloat16", (1, 128, 97, 31))),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -36,8 +36,9 @@ def limit(march: str) -> None:
 
 def used(providers: Iterable[str]) -> str:
     """Return the instructions of the known providers, as in "cunorm AVX2, torch AVX2"."""
+    ask = {"cunorm": _ours, "torch": _torch, "torch.compile": _inductor, "jax": _xla}
     names = set(providers)
-    return ", ".join(f"{name} {ask()}" for name, ask in _ASK.items() if name in names)
+    return ", ".join(f"{name} {which()}" for name, which in ask.items() if name in names)
 
 
 def _ours() -> str:
@@ -65,11 +66,3 @@ def _xla() -> str:
 
 def _spelled(name: str) -> str:
     return name.upper().replace("AVX512", "AVX-512")
-
-
-_ASK: dict[str, Callable[[], str]] = {
-    "cunorm": _ours,
-    "torch": _torch,
-    "torch.compile": _inductor,
-    "jax": _xla,
-}

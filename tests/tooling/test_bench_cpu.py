@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
+from bench.report.records import read_csv
 from bench.timing import cases
 from bench.timing import command as timing
 from bench.timing.cases import OPERATORS
-from bench.timing.rows import read_csv
+from bench.timing.rows import Row
 
 ROOT = Path(__file__).parents[2]
-
 
 # Prints the number of loaded kernels after `prepare`, and at the end.
 BENCH = """
@@ -35,18 +35,24 @@ sys.exit(status)
 """
 
 
+def bench(code, *arguments, **environment):
+    command = [sys.executable, "-c", code, *arguments]
+    env = {**os.environ, **environment}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
     out = tmp_path / "table.csv"
     options = ("--seconds", "0.01", "--threads", "1", "--shapes", "70x96,1x64x32x30")
     operators = ("--op", "rms_norm+post_gate,group_norm+silu", "--dtype", "float32")
-    command = [sys.executable, "-c", BENCH, *options, *operators, "--out", out]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    rows = read_csv(out)
-    named = ["copy", "cunorm", "torch"]
+    printed = bench(BENCH, *options, *operators, "--out", out)
+    rows = read_csv(out, Row)
     points = {row.point: [] for row in rows}
     for row in rows:
         points[row.point].append(row.provider)
+    named = ["copy", "cunorm", "torch"]
     assert points == {
         (name, memory, direction, "float32", shape): named + more
         for name, memory, shape, more in (
@@ -61,8 +67,8 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
     assert all((row.error is None) == (row.provider == "copy") for row in rows)
     assert {(row.threads, row.driver) for row in rows} == {(1, "")}
     assert all("1 of " in row.device and "torch" in row.versions for row in rows)
-    assert "group_norm+silu both forward float32" in ran.stdout
-    ahead, used = re.findall("^loaded: (.*)", ran.stdout, re.MULTILINE)
+    assert re.search(r"\nrms_norm\+post_gate forward float32 +× copy .*× torch ", printed)
+    ahead, used = re.findall("^loaded: (.*)", printed, re.MULTILINE)
     assert int(ahead) == int(used) >= 2 * 3
 
 
@@ -72,23 +78,26 @@ def test_given_options_determine_the_others():
     assert named == ["jax", "cunorm", "cunorm-ungated"]
     assert timing.parse(["--shapes", "1x32x2x2"]).op == ["group_norm+silu"]
     assert timing.parse(["--quick"]).seconds < timing.parse([]).seconds
+    timing.parse(["--host", "--op", "l2_norm", "--threads", "1"])
 
 
-WRONG = (
-    *("--op group", "--op group_norm", "--dtype int8", "--shapes 64", "--shapes 4x-3"),
-    *("--threads 0", "--threads two", "--calls 0", "--seconds nan", "--providers liger"),
-    "--out /not/there.csv",
-)
+SIZED = "--shapes 64x64"
+WRONG = {
+    **{f"{SIZED} --op group": "--op: 'group'", f"{SIZED} --op group_norm": "--op group_norm"},
+    **{"--dtype int8": "--dtype: 'int8'", "--shapes 64": "'64'", "--shapes 4x-3": "'4x-3'"},
+    **{"--threads 0": "'0'", "--threads two": "'two'", "--seconds nan": "'nan'"},
+    **{"--providers liger": "liger is not for --device cpu", "--out /not/there.csv": "/not\n"},
+    **{"--host --device cuda": "takes no --device\n", "--host --quick": "takes no --quick\n"},
+    f"--against {ROOT}": "--against needs --host",
+    "--host --against /not/there": "/not/there is no checkout of cunorm",
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_bench_names_wrong_options(wrong, capsys):
-    option, value = wrong.split()
     with pytest.raises(SystemExit):
-        timing.parse(["--shapes", "64x64", option, value])
-    message = capsys.readouterr().err
-    assert option in message or "/not" in message
-    assert value.removesuffix("/there.csv") in message
+        timing.parse(wrong.split())
+    assert WRONG[wrong] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
@@ -121,11 +130,9 @@ from torch._inductor import config, cpu_vec_isa
 print(config.cpp.march, cpu_vec_isa.pick_vec_isa().bit_width() <= 256, os.environ["XLA_FLAGS"])
 sys.exit(status)
 """
-    environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1", "XLA_FLAGS": "--xla_dump_to=x"}
-    command = [sys.executable, "-c", code, *point, *limits]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.endswith("x86-64-v2 True --xla_dump_to=x --xla_cpu_max_isa=AVX2\n")
-    for row in read_csv(out):
+    flags = {"CUNORM_CXXFLAGS": "-O1", "XLA_FLAGS": "--xla_dump_to=x"}
+    printed = bench(code, *point, *limits, **flags)
+    assert printed.endswith("x86-64-v2 True --xla_dump_to=x --xla_cpu_max_isa=AVX2\n")
+    for row in read_csv(out, Row):
         assert "; SIMD cunorm less than AVX2, torch " in row.versions
         assert "AVX-512" not in row.versions

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bench.report.records import read_csv
 from bench.timing import command as timing
 from bench.timing import engine, gpu_timer, providers
 from bench.timing.cases import OPERATORS, TOLERANCE
 from bench.timing.grid import Point
 from bench.timing.machine import Environment
-from bench.timing.rows import read_csv
+from bench.timing.rows import Row
 
 torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
@@ -42,27 +43,25 @@ def fake_cupy(free_bytes=1 << 30):
         return np.empty(shape, dtype)
 
     copied = []
-    runtime = SimpleNamespace(
-        memcpyDeviceToDevice=3,
-        memcpyAsync=lambda target, source, size, kind, stream: copied.append(size),
-        deviceSynchronize=lambda: None,
-        memGetInfo=lambda: (free_bytes, 2 * free_bytes),
-        driverGetVersion=lambda: 13010,
-        getDeviceProperties=lambda device: {"name": b"a GPU"},
-    )
     cuda = SimpleNamespace(
-        runtime=runtime,
+        runtime=SimpleNamespace(
+            memcpyDeviceToDevice=3,
+            memcpyAsync=lambda target, source, size, kind, stream: copied.append(size),
+            deviceSynchronize=lambda: None,
+            memGetInfo=lambda: (free_bytes, 2 * free_bytes),
+            driverGetVersion=lambda: 13010,
+            getDeviceProperties=lambda device: {"name": b"a GPU"},
+        ),
         Event=Event,
         get_elapsed_time=lambda before, after: 1e3 * (after.time - before.time),
     )
-    pool = SimpleNamespace(free_all_blocks=lambda: None)
     return SimpleNamespace(
         __version__="14.2",
         RawKernel=lambda *_: lambda *_: None,
         asarray=np.array,  # a copy, as from host to GPU
         empty=empty,
         cuda=cuda,
-        get_default_memory_pool=lambda: pool,
+        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
         copied=copied,
     )
 
@@ -83,7 +82,7 @@ def test_gpu_timings_write_every_provider_and_the_machine(gpu, tmp_path, capsys)
     chosen = ("--providers", "cunorm-cupy,cunorm,torch")
     out = tmp_path / "gpu.csv"
     assert timing.main([*SMALL, *options, *chosen, "--out", str(out)]) == 0
-    rows = read_csv(out)
+    rows = read_csv(out, Row)
     named = ["copy", "cunorm-cupy", "cunorm", "torch", "cunorm-ungated"]
     assert [row.provider for row in rows] == named * 2
     assert [row.direction for row in rows] == ["forward"] * 5 + ["backward"] * 5
@@ -93,7 +92,7 @@ def test_gpu_timings_write_every_provider_and_the_machine(gpu, tmp_path, capsys)
     assert all(row.p20_us <= row.p50_us <= row.p80_us for row in rows)
     point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
     assert gpu._cupy.copied[0] == point.bytes // 2
-    assert "/ ungated" in capsys.readouterr().out
+    assert "× cunorm-ungated" in capsys.readouterr().out
 
 
 def test_a_provider_with_its_own_stream_is_timed_to_the_end_of_its_last_call(gpu):
@@ -104,14 +103,22 @@ def test_a_provider_with_its_own_stream_is_timed_to_the_end_of_its_last_call(gpu
     assert waited == ["second"]  # the last of four calls in turn
 
 
-def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
+def test_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
     point = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (1, 1 << 16))
     assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
     assert gpu_timer._sets(point, 16 << 30) * point.bytes == 256 << 20
     assert gpu_timer._sets(point, 0) == 2
-    # Rows are halved only if memory is too small for two sets, not to make room for more sets.
-    for free in (1 << 30, 8 << 30, 1 << 37):
-        assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 10) == point
+
+
+def test_rows_are_halved_only_until_two_sets_fit_the_memory():
+    small = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (64, 1024))
+    for free in (1 << 30, 8 << 30, 1 << 37):  # not to make room for more sets
+        assert gpu_timer.Gpu(fake_cupy(free), None).fitting(small, 10) == small
+    point = Point(BY_LABEL["group_norm NHWC"], "forward", "bfloat16", (20, 128, 256, 256))
+    arrays = gpu_timer.OPERAND_ARRAYS + gpu_timer.ARRAYS_OF_ONE * 3
+    needed = 2 * arrays * 2 * point.elements  # two sets
+    for free, rows in ((needed, 20), (needed - 1, 10), (1, 1)):
+        assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 3).shape[0] == rows
 
 
 def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
@@ -126,21 +133,12 @@ def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
     assert sets == [(sets[0] + index) % 11 for index in range(32)]
 
 
-def test_rows_are_halved_until_everything_fits_the_memory():
-    point = Point(BY_LABEL["group_norm NHWC"], "forward", "bfloat16", (20, 128, 256, 256))
-    arrays = gpu_timer.OPERAND_ARRAYS + gpu_timer.ARRAYS_OF_ONE * 3
-    needed = 2 * arrays * 2 * point.elements  # two sets
-    for free, rows in ((needed, 20), (needed - 1, 10), (1, 1)):
-        fitting = gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 3)
-        assert fitting.shape == (rows, 128, 256, 256)
-
-
 def test_rows_are_in_the_csv_as_soon_as_they_are_timed(gpu, tmp_path, monkeypatch, capsys):
     time_point, out = engine.time_point, tmp_path / "gpu.csv"
     written = []
 
     def interrupted(device, point, *rest):
-        written.append([(row.direction, row.provider) for row in read_csv(out)])
+        written.append([(row.direction, row.provider) for row in read_csv(out, Row)])
         if point.direction == "backward":
             raise KeyboardInterrupt
         return time_point(device, point, *rest)

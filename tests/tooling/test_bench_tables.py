@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from bench.plans import rows as static_rows
-from bench.report import goals, overview, records, static_tables, tables
-from bench.report import screen as report
+from bench.report import goals, overview, screen, static_tables, tables
+from bench.report.records import read_csv, write_csv
 from bench.timing import grid
-from bench.timing.rows import Row, read_csv, write_csv
+from bench.timing.rows import Row
 
 ROOT = Path(__file__).parents[2]
 FACTS = {
@@ -61,7 +61,7 @@ TIMED = [
 @pytest.fixture
 def csv(tmp_path):
     def written(rows: list[Row]) -> Path:
-        write_csv(tmp_path / "cpu.csv", rows)
+        write_csv(tmp_path / "cpu.csv", Row, rows)
         return tmp_path / "cpu.csv"
 
     return written
@@ -73,10 +73,10 @@ def cells(line: str) -> list[str]:
 
 def test_rows_are_read_as_they_were_written_and_rows_of_other_columns_are_refused(csv, tmp_path):
     rows = [*TIMED, row("jax", 1.25, host_us=12.5, error=2.5e-07)]
-    assert read_csv(csv(rows)) == rows
+    assert read_csv(csv(rows), Row) == rows
     (tmp_path / "rows.csv").write_text("date,commit\n2026-01-02,0123456\n")
     with pytest.raises(ValueError, match="columns"):
-        read_csv(tmp_path / "rows.csv")
+        read_csv(tmp_path / "rows.csv", Row)
 
 
 def test_the_table_has_the_mean_and_the_worst_point(csv, capsys):
@@ -95,11 +95,16 @@ def test_the_table_has_the_mean_and_the_worst_point(csv, capsys):
 
 
 def test_the_screen_shows_geometric_means_and_worst_points():
-    rows = [replace(r, of_copy=50 / r.p50_us) for r in TIMED]
-    table = " ".join(report.table(rows).split("geometric means")[1].split())
-    assert "rms_norm forward float32 of copy 0.50 (0.50 at 4096x4096); × torch 4.00" in table
-    assert "/ ungated 2.50 (5.00 at 8x96)" in table
-    assert report.table([]) == "no point of cunorm's was timed"
+    shown = screen.means(TIMED).splitlines()
+    assert shown[1].split(maxsplit=3)[3] == (
+        "× torch 4.00 (2.00 at 4096x4096); × copy 1.00 (0.50 at 4096x4096)"
+    )
+    assert shown[2].endswith("; × cunorm-ungated 0.40 (0.20 at 8x96)")
+    assert screen.line(TIMED[:1]).endswith("float32 4096x4096: cunorm 100 µs 18.9 GB/s")
+    assert screen.means([]) == "no point of cunorm's was timed"
+    on_gpu = [replace(one, driver="13.0") for one in [*TIMED, row("jax", 50)]]
+    assert screen.means(on_gpu).endswith("The times of jax include host time, other times do not.")
+    assert "jax include host time" in tables.markdown(on_gpu)
 
 
 def test_figures_of_peers_and_of_float16_count_points_of_a_mebibyte_or_more():
@@ -158,7 +163,7 @@ def test_the_tables_of_a_page_match_the_committed_results(page, count):
 
 def test_a_table_of_predictions_has_the_median_and_the_worst_call_of_default_plans():
     path = ROOT / "bench" / "results" / "static.csv"
-    rows = [r for r in records.read_csv(path, static_rows.Row) if r.operator == "rms_norm"]
+    rows = [r for r in read_csv(path, static_rows.Row) if r.operator == "rms_norm"]
     chosen = [r for r in rows if (r.gpu, r.dtype, r.direction) == ("H200", "float32", "forward")]
     shares = {r.shape: float(r.call_prediction) for r in chosen if not r.count}
     rows = [replace(r, call_prediction="0.125") if r.shape == "512" else r for r in rows]
@@ -193,10 +198,20 @@ def rows_of_the_grid(
 
 
 GOOD = rows_of_the_grid(torch=1300, copy=90, ungated=60)
+ALL_DTYPES = rows_of_the_grid(1000, 10, 10, (*grid.DEFAULT_DTYPES, "float16"))
+AVX2 = [replace(r, versions="torch 2; SIMD cunorm AVX2, torch AVX2") for r in ALL_DTYPES]
 
 
-def unmet(rows) -> set[str]:
-    return {goal.text for goal in goals.goals(rows) if not goal.met}
+def unmet(rows, time: float | None = None, **chosen: str) -> set[str]:
+    """Return the goals that the rows miss if `time` is the time of torch in the chosen rows."""
+    chosen = {"provider": "torch", **chosen}
+    changed = [
+        replace(r, p50_us=time)
+        if time and all(getattr(r, name) == value for name, value in chosen.items())
+        else r
+        for r in rows
+    ]
+    return {goal.text for goal in goals.goals(changed) if not goal.met}
 
 
 def test_goals_end_in_a_status_and_are_shown_with_their_figures(csv, capsys):
@@ -214,76 +229,43 @@ def test_goals_end_in_a_status_and_are_shown_with_their_figures(csv, capsys):
         assert line in lines
 
 
-def change(time: float, **chosen: str):
-    """Return GOOD with another time of torch in the chosen rows."""
-    return [
-        replace(r, p50_us=time)
-        if r.provider == "torch" and all(getattr(r, name) == v for name, v in chosen.items())
-        else r
-        for r in GOOD
-    ]
-
-
 def test_every_goal_depends_only_on_its_own_points():
     rms_rows = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
-    assert unmet(change(599, **rms_rows)) == {"rms_norm backward, float32: × torch, mean"}
-    assert unmet(change(600, **rms_rows)) == set()
-    assert unmet(change(199, operator="group_norm+silu", dtype="float32")) == {
+    assert unmet(GOOD, 599, **rms_rows) == {"rms_norm backward, float32: × torch, mean"}
+    assert unmet(GOOD, 600, **rms_rows) == set()
+    assert unmet(GOOD, 199, operator="group_norm+silu", dtype="float32") == {
         "group_norm+silu forward and backward, float32: × torch, mean"
     }
-    slow = change(96, operator="layer_norm", direction="forward", shape="4096x4096")
-    assert unmet(slow) == {"every point: × torch"}
+    slow = {"operator": "layer_norm", "direction": "forward", "shape": "4096x4096"}
+    assert unmet(GOOD, 96, **slow) == {"every point: × torch"}
     for shape, counts in (("512x512", True), ("511x512", False)):  # a mebibyte, then less
         more = [row("cunorm", 9, shape=shape), row("torch", 1, shape=shape)]
         assert bool(unmet([*GOOD, *more])) == counts
 
 
-def of_avx2(rows):
-    return [replace(r, versions="torch 2.13.0; SIMD cunorm AVX2, torch AVX2") for r in rows]
-
-
 def test_timings_of_avx2_have_their_own_goals_with_float16():
-    untimed = {"every point: float16's time / bfloat16's"}
-    untimed |= {"points of the default grid that were not timed"}
-    assert unmet(of_avx2(GOOD)) == untimed
-    all_rows = rows_of_the_grid(1000, 10, 10, (*grid.DEFAULT_DTYPES, "float16"))
-    correct = [r for r in all_rows if (r.provider, r.dtype) != ("torch", "float16")]
-    assert unmet(of_avx2(all_rows)) == unmet(of_avx2(correct)) == set()
-    slower = [
-        replace(r, p50_us=131) if (r.provider, r.dtype) == ("cunorm", "float16") else r
-        for r in all_rows
-    ]
-    assert unmet(of_avx2(slower)) == {"every point: float16's time / bfloat16's"}
-    for operator, direction, time, expected in (
-        ("layer_norm", "forward", 129, "layer_norm forward, bfloat16: × torch, mean"),
-        ("group_norm+silu", "backward", 219, "group_norm+silu backward, bfloat16: × torch, mean"),
-        ("l2_norm", "forward", 99, "every point: × torch"),
-    ):
-        chosen = ("torch", operator, direction, "bfloat16")
-        slow = [
-            replace(r, p50_us=time)
-            if (r.provider, r.operator, r.direction, r.dtype) == chosen
-            else r
-            for r in all_rows
-        ]
-        assert unmet(of_avx2(slow)) == {expected}
+    untimed = "points of the default grid that were not timed"
+    half = "every point: float16's time / bfloat16's"
+    assert unmet([r for r in AVX2 if r.dtype != "float16"]) == {half, untimed}
+    correct = [r for r in AVX2 if (r.provider, r.dtype) != ("torch", "float16")]
+    assert unmet(AVX2) == unmet(correct) == set()
+    assert unmet(AVX2, 131, provider="cunorm", dtype="float16") == {half}
+    of = {"operator": "layer_norm", "direction": "forward", "dtype": "bfloat16"}
+    assert unmet(AVX2, 129, **of) == {"layer_norm forward, bfloat16: × torch, mean"}
 
 
 def test_points_that_were_not_timed_miss_a_goal():
-    left_out = [*GOOD, row("torch", 1, "layer_norm", shape="3x5")]
-    assert unmet(left_out) == {"points where others were timed and cunorm was not"}
-    untimed = [r for r in GOOD if (r.operator, r.provider) != ("layer_norm", "copy")]
-    assert "points of the default grid that were not timed" in unmet(untimed)
+    for operator, provider in (("layer_norm", "copy"), ("l2_norm", "cunorm")):
+        left = [r for r in GOOD if (r.operator, r.provider) != (operator, provider)]
+        assert "points of the default grid that were not timed" in unmet(left)
 
 
-def test_a_picture_needs_no_pyplot_and_the_extra_is_named_if_matplotlib_is_missing(csv, tmp_path):
+def test_a_picture_has_every_panel_and_the_extra_is_named_if_matplotlib_is_missing(csv, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     svg = tmp_path / "cpu.svg"
     draw = f"from bench.report import plot; plot.main([{str(csv(TIMED))!r}, '--out', {str(svg)!r}])"
-    options = {"cwd": ROOT, "capture_output": True, "text": True}
-    run = partial(subprocess.run, **options)
-    code = f"import sys; {draw}; assert 'matplotlib.pyplot' not in sys.modules"
-    ran = run([sys.executable, "-c", code])
+    run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    ran = run([sys.executable, "-c", f"import sys; {draw}"])
     assert ran.returncode == 0, ran.stderr
     shown = svg.read_text(encoding="utf-8")
     assert all(f"{r.operator} {r.direction} {r.dtype}" in shown for r in TIMED)

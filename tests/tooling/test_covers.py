@@ -11,20 +11,18 @@ from tests.support.covers import everything, pairwise
 FACTORS = [
     {"width": range(11), "stream": range(9), "weight": "abcde", "bias": "abcde", "center": [0, 1]},
     {name: range(3) for name in "abcdefg"},
-    {"dtype": ["float16", None], "weight": [None, "float16"], "one": [None]},
 ]
 
 
-def pairs(case):
-    return set(combinations(case.items(), 2))
+def pairs(found):
+    return {pair for case in found for pair in combinations(case.items(), 2)}
 
 
-@pytest.mark.parametrize(("factors", "most"), list(zip(FACTORS, (115, 18, 4), strict=True)))
-def test_a_cover_has_every_pair_of_choices_and_is_small_and_always_the_same(factors, most):
+@pytest.mark.parametrize(("factors", "most"), list(zip(FACTORS, (115, 18), strict=True)))
+def test_a_cover_has_every_pair_of_choices_and_is_small(factors, most):
     found = pairwise(factors)
-    assert set().union(*map(pairs, found)) == set().union(*map(pairs, everything(factors)))
+    assert pairs(found) == pairs(everything(factors))
     assert len(found) <= most
-    assert pairwise(factors) == found
 
 
 @pytest.mark.parametrize("kernel", cases.FACTORS)

@@ -8,42 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from typing import Any
 
 from bench.timing.providers.base import Provider, require_gpu
 from bench.timing.providers.ours import Cunorm, Ungated
 
 
-def _lazy(module: str, name: str) -> Callable[[], Provider]:
+def _lazy(module: str, name: str, *arguments: Any) -> Callable[[], Provider]:
     def load() -> Provider:
-        provider: Provider = getattr(import_module(f"bench.timing.providers.{module}"), name)()
+        provider: Provider = getattr(import_module(f"{__name__}.{module}"), name)(*arguments)
         return provider
 
     return load
 
 
-def _lazy_cunorm(provider_class: type[Cunorm], name: str) -> Callable[[], Provider]:
-    def load() -> Provider:
-        import_module("torch")
-        return provider_class(name, "torch")
-
-    return load
-
-
-_ON_BOTH: dict[str, Callable[[], Provider]] = {
-    "cunorm": _lazy_cunorm(Cunorm, "cunorm"),
-    "cunorm-ungated": _lazy_cunorm(Ungated, "cunorm-ungated"),
+_ON_BOTH = {
+    "cunorm": _lazy("ours", "Cunorm", "cunorm", "torch"),
+    "cunorm-ungated": _lazy("ours", "Ungated", "cunorm-ungated", "torch"),
     "cunorm-jax": _lazy("traced", "CunormJax"),
-    "torch": _lazy("autograd", "Torch"),
-    "torch.compile": _lazy("autograd", "TorchCompile"),
+    "torch": _lazy("autograd", "eager"),
+    "torch.compile": _lazy("autograd", "compiled"),
     "jax": _lazy("traced", "Jax"),
 }
 LOADERS: dict[str, dict[str, Callable[[], Provider]]] = {
-    "cpu": {"cunorm-numpy": lambda: Cunorm("cunorm-numpy", "own")} | _ON_BOTH,
+    "cpu": {"cunorm-numpy": _lazy("ours", "Cunorm", "cunorm-numpy", "own")} | _ON_BOTH,
     "cuda": {
-        "cunorm-cupy": lambda: Cunorm("cunorm-cupy", "own"),
-        "liger": _lazy("triton_kernels", "Liger"),
-        "fla": _lazy("triton_kernels", "Fla"),
-        "quack": _lazy("quack", "Quack"),
+        "cunorm-cupy": _lazy("ours", "Cunorm", "cunorm-cupy", "own"),
+        "liger": _lazy("autograd", "liger"),
+        "fla": _lazy("autograd", "fla"),
+        "quack": _lazy("autograd", "Quack"),
     }
     | _ON_BOTH,
 }
@@ -58,10 +51,12 @@ def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, E
             provider = LOADERS[device][name]()
             if device == "cuda":
                 require_gpu(provider.arrays)
+            elif provider.arrays == "torch":
+                import_module("torch")
             found.append(provider)
         except Exception as error:  # another library may raise anything
             failures[name] = error
     return found, failures
 
 
-__all__ = ["DEFAULT", "LOADERS", "Cunorm", "Provider", "load"]
+__all__ = ["DEFAULT", "LOADERS", "Cunorm", "Provider", "Ungated", "load"]

@@ -60,8 +60,3 @@ class Provider(ABC):
         names = operator.outputs(direction)
         results = (result,) if len(names) == 1 and direction == "forward" else result
         return dict(zip(names, results, strict=True))
-
-
-def upstream(operands: Operands) -> list[Any]:
-    """Return the gradients of y and, if there is one, of the new residual."""
-    return [operands[name] for name in ("dy", "d_residual") if name in operands]

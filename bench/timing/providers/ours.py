@@ -39,7 +39,7 @@ class Ungated(Cunorm):
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
         """Whether the operator has a gate."""
-        return operator.gate_position is not None
+        return bool(operator.gate_position)
 
     def computes(self, operator: Operator) -> Operator:
         """Return the operator without its gate."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from bench.timing import cases
 from bench.timing.cases import Call, Operands, Operator
-from bench.timing.providers.base import Provider, upstream
+from bench.timing.providers.base import Provider
 
 
 class Traced(Provider):
@@ -27,12 +27,15 @@ class Traced(Provider):
         return operator.memory != "NHWC"
 
     @abstractmethod
-    def function(self, operator: Operator) -> Callable[..., Any]:
-        """Return the operator as a function of `Operator.leaves` by position."""
+    def compute(self, operator: Operator, operands: Operands) -> Any:
+        """Return y, or y and the new stream."""
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return calls of the function under jit, or of its pullback."""
-        function = self.function(operator)
+
+        def function(*leaves: Any) -> Any:
+            return self.compute(operator, dict(zip(operator.leaves, leaves, strict=True)))
+
         forward = jax.jit(function)
         record = jax.jit(lambda *leaves: jax.vjp(function, *leaves)[1])
         pull_back = jax.jit(lambda pullback, gradients: pullback(gradients))
@@ -41,10 +44,9 @@ class Traced(Provider):
             leaves = [operands[name] for name in operator.leaves]
             if direction == "forward":
                 return lambda: forward(*leaves)
-            gradients = tuple(upstream(operands))
-            pullback = record(*leaves)
-            dy = gradients if operator.has_residual else gradients[0]
-            return lambda: pull_back(pullback, dy)
+            pullback, dy = record(*leaves), operands["dy"]
+            gradients = (dy, operands["d_residual"]) if operator.has_residual else dy
+            return lambda: pull_back(pullback, gradients)
 
         return [call(operands) for operands in sets]
 
@@ -54,16 +56,12 @@ class CunormJax(Traced):
 
     name = "cunorm-jax"
 
-    def function(self, operator: Operator) -> Callable[..., Any]:
-        """Return cunorm.jax's function."""
+    def compute(self, operator: Operator, operands: Operands) -> Any:
+        """Return the results of cunorm.jax's function."""
         import cunorm.jax
 
-        def call(*leaves: Any) -> Any:
-            operands = dict(zip(operator.leaves, leaves, strict=True))
-            y = cases.forward(cunorm.jax, operator, operands)()
-            return tuple(y) if operator.has_residual else y
-
-        return call
+        y = cases.forward(cunorm.jax, operator, operands)()
+        return tuple(y) if operator.has_residual else y
 
 
 class Jax(Traced):
@@ -77,17 +75,12 @@ class Jax(Traced):
         plain = operator.base != "normalize" and (operator.of_channels or not others)
         return plain and super().supports(operator, direction, dtype)
 
-    def function(self, operator: Operator) -> Callable[..., Any]:
-        """Return the operator."""
-
-        def call(*leaves: Any) -> Any:
-            operands = dict(zip(operator.leaves, leaves, strict=True))
-            x = operands["x"]
-            stream = x + operands["residual"] if operator.has_residual else x
-            y = _formula(operator, stream.astype(jnp.float32), operands).astype(x.dtype)
-            return (y, stream) if operator.has_residual else y
-
-        return call
+    def compute(self, operator: Operator, operands: Operands) -> Any:
+        """Return the formula's results in the dtype of x."""
+        x = operands["x"]
+        stream = x + operands["residual"] if operator.has_residual else x
+        y = _formula(operator, stream.astype(jnp.float32), operands).astype(x.dtype)
+        return (y, stream) if operator.has_residual else y
 
 
 def _formula(operator: Operator, x: Any, operands: Operands) -> Any:
@@ -99,10 +92,8 @@ def _formula(operator: Operator, x: Any, operands: Operands) -> Any:
     if operator.center:
         rows = rows - rows.mean(-1, keepdims=True)
     squares = jnp.square(rows)
-    if operator.base == "l2_norm":
-        y = rows * jax.lax.rsqrt(squares.sum(-1, keepdims=True) + operator.eps)
-    else:
-        y = rows * jax.lax.rsqrt(squares.mean(-1, keepdims=True) + operator.eps)
+    size = squares.sum if operator.base == "l2_norm" else squares.mean
+    y = rows * jax.lax.rsqrt(size(-1, keepdims=True) + operator.eps)
     y = y.reshape(x.shape)
     of_channels = (-1, *(1,) * (x.ndim - 2)) if operator.of_channels else (-1,)
     if "weight" in operands:
