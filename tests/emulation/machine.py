@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -66,7 +66,9 @@ def machine(
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
     launches: list[Launch] = []
-    start = _cuda.launch
+    start, text_of = _cuda.launch, _cuda.source_text
+    texts = sources or {}
+    keys_are_ambiguous = texts or "capability" in settings  # of loaded kernels: they are builds
 
     def noted(launch: Launch, *rest: Any) -> None:
         launches.append(launch)
@@ -86,27 +88,14 @@ def machine(
             _group_tiling, "_ALONE", _group_tiling._ALONE if alone else _group_tiling._SHARING
         ),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
-        _texts(sources) if sources else nullcontext(),
-        _kernels_of_its_own() if sources or "capability" in settings else nullcontext(),
+        mock.patch.object(_cuda, "source_text", lambda name: texts.get(name) or text_of(name)),
     ):
         clear_plans()  # cached plans are for another GPU
+        if keys_are_ambiguous:
+            _cuda.loaded.clear()
         try:
             yield launches
         finally:
             clear_plans()
-
-
-@contextmanager
-def _texts(sources: dict[str, str]) -> Iterator[None]:
-    own = _cuda.source_text
-    with mock.patch.object(_cuda, "source_text", lambda kernel: sources.get(kernel) or own(kernel)):
-        yield
-
-
-@contextmanager
-def _kernels_of_its_own() -> Iterator[None]:
-    _cuda.loaded.clear()  # its keys are builds, without texts or compute capabilities
-    try:
-        yield
-    finally:
-        _cuda.loaded.clear()
+            if keys_are_ambiguous:
+                _cuda.loaded.clear()

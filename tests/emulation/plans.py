@@ -55,6 +55,8 @@ _PLAIN = {"center": False, "bias": None, "stream": None, "d_residual": None}
 _BARE = {"weight": None, "bias": None, "stream": None}
 _WIDE = dict.fromkeys(("x", "dy", "weight", "bias", "gate", "d_residual"), "float64")
 _WIDE |= {"gate_activation": "identity"}
+_DX, _SUMS = _PLAIN | {"needs": ("x",)}, _PLAIN | {"bias": "float32", "needs": ("weight", "bias")}
+_OLD = {"capability": 75}  # a GPU with little shared memory
 FORWARD_PLANS = {
     "4 threads a row": RowPlan(33, "4 of 128"),
     "8 threads a row": RowPlan(65, "8 of 128"),
@@ -80,26 +82,18 @@ BACKWARD_PLANS = {
     "16 threads a row, 1 row ahead": RowPlan(128, "16 of 256, 1 ahead", FEATURES),
     "a warp a row": RowPlan(230, "32 of 256"),
     "a warp a row, 1 row ahead": RowPlan(230, "32 of 256, 1 ahead", FEATURES),
-    "a warp a row, little shared memory": RowPlan(
-        *(512, "32 of 256", ""),
-        *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
-    ),
+    "a warp a row, little shared memory": RowPlan(512, "32 of 256", "", _SUMS, _OLD),
     "a block of 64 a row": RowPlan(600, "64 of 64, 1 ahead", FEATURES),
     "a block of 96 a row": RowPlan(1028, "96 of 96"),
     "a block of 96 a row, 1 row ahead": RowPlan(1028, "96 of 96, 1 ahead", FEATURES),
     "a block of 160 a row, 1 row ahead": RowPlan(2052, "160 of 160, 1 ahead", FEATURES),
     "a block of 288 a row": RowPlan(4100, "288 of 288", "", _PLAIN),
     "a block of 512 a row, sums in global memory": RowPlan(
-        *(7684, "512 of 512, global", ""),
-        *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
+        7684, "512 of 512, global", "", _SUMS, _OLD
     ),
     "streamed": RowPlan(8200, "512 of 512, streamed"),
-    "streamed, sums in global memory": RowPlan(
-        8200, "512 of 512, streamed, global", settings={"capability": 75}
-    ),
-    "a cluster of 2, 1 row ahead": RowPlan(
-        8196, "448 of 224, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
-    ),
+    "streamed, sums in global memory": RowPlan(8200, "512 of 512, streamed, global", "", {}, _OLD),
+    "a cluster of 2, 1 row ahead": RowPlan(8196, "448 of 224, 1 ahead", FEATURES, _DX),
     "a cluster of 4": RowPlan(5003, "1024 of 256", "clusters"),
     "a cluster of 4, 2 rows ahead": RowPlan(5003, "1024 of 256, 2 ahead", FEATURES),
     "a cluster of 4, sums in global memory": RowPlan(
@@ -138,7 +132,10 @@ class GroupPlan(NamedTuple):
     alone: bool = True  # whether a block may have a multiprocessor to itself
 
 
-_FIRST = {"channels_last": False, "channel_axis": 1}
+def _first(*sizes: Any) -> Samples:
+    return Samples(*sizes, channels_last=False, channel_axis=1)
+
+
 # Bytes that tiles must not use, so that each of two blocks on an H200's multiprocessor has some
 # room left, or little.
 _SOME, _LITTLE = 84 << 10, 98 << 10
@@ -157,25 +154,17 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
         Samples(2, (1013,), 24, 2), _TWO_LAUNCHES, _LITTLE, alone=False
     ),
     "last, two launches, parts of channels": GroupPlan(Samples(2, (19,), 1036, 1), spared=_LITTLE),
-    "first, a block of several groups": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST)),
-    "first, a block of several groups, of two positions": GroupPlan(
-        Samples(2, (2,), 516, 129, **_FIRST)
-    ),
-    "first, a block": GroupPlan(Samples(3, (16, 48), 12, 2, **_FIRST)),
-    "first, a block, alone": GroupPlan(
-        Samples(2, (5004,), 4, 2, **_FIRST), "async_copies", _LITTLE
-    ),
-    "first, a cluster": GroupPlan(Samples(2, (36, 40), 8, 2, **_FIRST), FEATURES, _LITTLE),
+    "first, a block of several groups": GroupPlan(_first(3, (5,), 9, 3)),
+    "first, a block of several groups, of two positions": GroupPlan(_first(2, (2,), 516, 129)),
+    "first, a block": GroupPlan(_first(3, (16, 48), 12, 2)),
+    "first, a block, alone": GroupPlan(_first(2, (5004,), 4, 2), "async_copies", _LITTLE),
+    "first, a cluster": GroupPlan(_first(2, (36, 40), 8, 2), FEATURES, _LITTLE),
     "first, a cluster of several groups, idle blocks": GroupPlan(
-        Samples(2, (388,), 40, 5, **_FIRST), FEATURES, _LITTLE
+        _first(2, (388,), 40, 5), FEATURES, _LITTLE
     ),
-    "first, two launches": GroupPlan(
-        Samples(2, (5003,), 4, 2, **_FIRST), _TWO_LAUNCHES, _LITTLE, alone=False
-    ),
-    "first, two launches, parts of channels, many": GroupPlan(Samples(2, (2,), 8193, 1, **_FIRST)),
-    "first, two launches, parts of channels": GroupPlan(
-        Samples(2, (15,), 520, 1, **_FIRST), spared=_LITTLE
-    ),
+    "first, two launches": GroupPlan(_first(2, (5003,), 4, 2), _TWO_LAUNCHES, _LITTLE, alone=False),
+    "first, two launches, parts of channels, many": GroupPlan(_first(2, (2,), 8193, 1)),
+    "first, two launches, parts of channels": GroupPlan(_first(2, (15,), 520, 1), spared=_LITTLE),
 }
 
 

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 import cunorm
 from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import assert_within, check_backward, check_forward, param_grad_bound
-from tests.support.group_norm_cases import check, run
+from tests.support.norm_checks import check, run
 from tests.support.operands import at, draw
 
 WIDTH = 1003

@@ -27,7 +27,7 @@ from tests.support.calls import (
     names,
     to,
 )
-from tests.support.group_norm_cases import laid_out
+from tests.support.norm_checks import in_memory
 from tests.support.operands import assert_same_bits, at, draw
 
 
@@ -105,8 +105,8 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
         call = call_of(name, given, channel_axis=axis, num_groups=5)
         inputs = [key for key in ("x", "dy") if key in call.arrays]
         field = "dx" if "dx" in call.out else "y"
-        call.arrays |= {key: laid_out(call.arrays[key], axis, memory) for key in inputs}
-        call.out[field] = laid_out(call.out[field], axis, memory)
+        call.arrays |= {key: in_memory(call.arrays[key], axis, memory) for key in inputs}
+        call.out[field] = in_memory(call.out[field], axis, memory)
         call.workspace = call.make_workspace()
         expected = call.make()
         with at(axis, memory):
@@ -114,7 +114,7 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
                 assert_same(call.make(), expected)
             assert_same(call.run(), expected)
             for key in inputs:
-                before, shared = call.arrays[key], laid_out(call.arrays[key], axis, memory)
+                before, shared = call.arrays[key], in_memory(call.arrays[key], axis, memory)
                 call.arrays[key] = call.out[field] = shared
                 assert_same(call.run(), expected)
                 call.arrays[key] = before

@@ -14,8 +14,8 @@ from cunorm.results import NormForward
 from tests.support.bounds import expected_backward, expected_forward
 from tests.support.gate_bounds import gate_error, gate_slope_error
 from tests.support.group_bounds import expected_group_backward, expected_group_forward
-from tests.support.operands import DTYPES, at, draw, optional
-from tests.support.ulps import assert_within
+from tests.support.operands import DTYPES, at, bits, draw, optional
+from tests.support.ulps import assert_same_numbers, assert_within, ulp
 
 SHAPE = (6, 256)
 
@@ -135,39 +135,36 @@ def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, co
         assert_within(compute(z), exact, bound)
 
 
-# --- bounds of small and of exact results ---------------------------------------------------------
+# --- the comparison itself ------------------------------------------------------------------------
 
 
-def test_the_bounds_of_each_group_and_of_a_tail_are_relative_to_their_own_sizes():
-    x, weight = draw("x", SHAPE, "float32"), np.ones(SHAPE[1], np.float32)
-    weight[:128] = 1e-4
-    bound = expected_forward(x, weight, None, eps=1e-6, groups=2).bound("y", "float32")
-    assert bound[:, :128].max() < 1e-3 * bound[:, 128:].min()
-    for activation in ("sigmoid", "silu", "gelu", "gelu_tanh"):
-        bound = group(activation=activation, bias=-25.0)[0].bound("y", "float32")
-        assert bound[..., 0].max() < 1e-8 < bound[..., 1:].max()
+@pytest.mark.parametrize("name", DTYPES)
+def test_ulp_is_the_distance_to_the_next_number(name):
+    values = np.concatenate([2.0 ** np.arange(-14, 15), 1.7 * 2.0 ** np.arange(-20, 15), [0.0]])
+    values = values.astype(DTYPES[name])
+    following = (bits(values) + np.array(1, bits(values).dtype)).view(values.dtype)
+    values, following = (array.astype(np.float64) for array in (values, following))
+    np.testing.assert_array_equal(ulp(-values, name), following - values)
+    assert np.isnan(ulp(np.array([np.inf, np.nan]), name)).all()
 
 
-def test_a_channel_of_zeros_has_no_slope_of_relu():
-    expected = group(activation="relu", weight=0.0)[1]
-    for name in ("dweight", "dbias"):
-        assert getattr(expected.exact, name)[0] == 0.0
-        assert expected.bound(name, "float32")[0] < 1e-40
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [(np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (-np.inf, np.inf), (1e-9, 0.0)],
+)
+def test_nan_and_infinity_match_only_themselves_and_bounds_of_0_allow_no_error(actual, expected):
+    actual, expected = np.array([actual]), np.array([expected])
+    for other in (expected, -actual.astype(np.float32)):
+        with pytest.raises(AssertionError):
+            assert_same_numbers(actual, other, "s")
+    with pytest.raises(AssertionError):
+        assert_within(actual, expected, np.zeros(1))
+    assert assert_within(actual, actual, np.zeros(1)) == 0.0
 
 
-def test_a_kernel_may_round_either_way_near_a_tie_but_not_elsewhere():
-    low = DTYPES["bfloat16"]
-    x = np.random.default_rng(0).standard_normal((200, 1000)).astype(low)
-    expected = expected_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
-    kr = reference.normalize_forward(x, eps=1e-6).y
-    nearest = reference.round_to(kr, low).astype(np.float64)
-    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # `nearest` mirrored at kr
-    to_tie = np.where(other == nearest, np.nan, np.abs((nearest + other) / 2 - kr))
-    near, far = to_tie < 2.0**-22 * np.abs(kr), to_tie > 1e-4
-    assert np.count_nonzero(near) > 10
-    expected.check(NormForward(np.where(near, other, nearest).astype(np.float32)))
-    for index in map(tuple, np.argwhere(far)[:3]):
-        one = nearest.astype(np.float32)
-        one[index] = other[index]
-        with pytest.raises(AssertionError, match=r"1 of 200000 elements"):
-            expected.check(NormForward(one))
+def test_beyond_the_largest_number_infinity_is_expected():
+    bound = np.array([16.0])
+    assert_within(np.array([np.inf], np.float16), np.array([65521.0]), bound)
+    assert_within(np.array([65504], np.float16), np.array([65519.0]), bound)
+    with pytest.raises(AssertionError):
+        assert_within(np.array([np.inf], np.float16), np.array([65519.0]), bound)

@@ -22,7 +22,8 @@ from tests.support.host_code import (
     special_values,
 )
 from tests.support.internals import compiler
-from tests.support.operands import DTYPES, assert_same_bits
+from tests.support.operands import DTYPES
+from tests.support.ulps import assert_same_numbers
 
 pytestmark = needs_a_compiler
 COMPUTE = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
@@ -73,11 +74,7 @@ def convert(request, tmp_path_factory):
 
 @np.errstate(invalid="ignore")  # signalling NaNs
 def assert_same_values(actual, expected):
-    """Compare bit for bit; all NaNs are equal."""
-    expected = np.asarray(expected, actual.dtype)
-    number = ~np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(actual), ~number)
-    assert_same_bits(actual[number], expected[number])
+    assert_same_numbers(actual, np.asarray(expected, actual.dtype), "values")
 
 
 @pytest.mark.parametrize("stored", NARROW)

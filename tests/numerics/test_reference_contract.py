@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle's contract besides its formulas: where it rounds, and its arguments."""
+"""The oracle's contract besides its formulas: where it rounds, its arguments, any data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import cunorm
 from cunorm import reference
 from tests.support.host_code import nearest_even
 from tests.support.operands import DTYPES
-from tests.support.reference_cases import group_norm, operands, row_norm
+from tests.support.reference_cases import ROWS, group_norm, operands, row_norm
 
 BFLOAT16 = DTYPES["bfloat16"]
-PAIRS = list(itertools.product(DTYPES.values(), repeat=2))
 GATED = ("weight", "bias", "gate")
 
 
@@ -43,51 +42,27 @@ def test_the_sum_is_float32_unless_an_operand_is_float64(x_dtype, expected):
     assert result.residual.astype(np.float64) == expected
 
 
-@pytest.mark.parametrize(("x_dtype", "residual_dtype"), PAIRS, ids=str)
-def test_add_is_sum_then_norm_and_without_a_residual_the_stream_is_x(x_dtype, residual_dtype):
+def test_without_a_residual_the_stream_is_a_copy_of_x_in_residual_dtype():
     a = operands()
-    x, residual = a.x.astype(x_dtype), a.residual.astype(residual_dtype)
-    for name in ("normalize", "rms_norm", "layer_norm"):
-        parameters = [a.weight, a.bias][: 1 if name == "rms_norm" else 2]
-        norm, add = getattr(reference, name), getattr(reference, f"add_{name}")
-        result = add(x, residual, *parameters)
-        np.testing.assert_array_equal(result.y, norm(result.residual, *parameters))
-        result = add(x, None, residual_dtype=residual_dtype)
-        np.testing.assert_array_equal(result.residual, reference.round_to(x, residual_dtype))
-        np.testing.assert_array_equal(result.y, norm(result.residual))
-    stream = reference.add_normalize(x, None).residual
-    np.testing.assert_array_equal(stream, x)
-    assert not np.shares_memory(stream, x)
+    for dtype in DTYPES.values():
+        result = reference.add_layer_norm(a.x, None, residual_dtype=dtype)
+        np.testing.assert_array_equal(result.residual, reference.round_to(a.x, dtype))
+        np.testing.assert_array_equal(result.y, reference.layer_norm(result.residual))
+    stream = reference.add_normalize(a.x, None).residual
+    np.testing.assert_array_equal(stream, a.x)
+    assert not np.shares_memory(stream, a.x)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)], ids=str)
-def test_rounding_before_weight_is_to_the_dtype_of_x_and_not_of_the_stream(dtype):
+@pytest.mark.parametrize("dtype", [None, np.float64, np.float16])
+def test_the_backward_rounds_before_weight_to_x_dtype_which_is_by_default_xs(dtype):
     a = operands()
-    x, options = reference.round_to(a.x, dtype), {"residual": a.residual, "c": 3.0}
-    kr = reference.normalize_forward(x, **options).y
-    n = reference.round_to(kr, dtype).astype(np.float64)
-    assert np.any(n != kr)
-    for weight, bias in itertools.product((None, a.weight), (None, a.bias)):
-        f = reference.normalize_forward(x, weight, bias, round_before_weight=True, **options)
-        expected = n * (1.0 if weight is None else weight) + (0.0 if bias is None else bias)
-        np.testing.assert_array_equal(f.y, expected)
-
-
-def test_the_backward_rounds_to_x_dtype_only_in_dweight_and_dgate():
-    a = operands()
-    gated = {"gate": a.gate, "gate_activation": "identity"}
-    f, given = reference.normalize_forward(a.x, a.weight, a.bias), (a.dy, a.x, a.weight, a.bias)
-    kr = reference.normalize_forward(a.x).y
-    plain = reference.normalize_backward(*given, rstd=f.rstd, **gated)
-    for dtype in (None, np.float64, np.float16):
-        rounded = reference.round_to(kr, np.float64 if dtype is None else dtype).astype(np.float64)
-        options = gated | {"rstd": f.rstd, "x_dtype": dtype, "round_before_weight": True}
-        grads = reference.normalize_backward(*given, **options)
-        expected = np.sum(a.dy * a.gate * rounded, axis=0)
-        np.testing.assert_allclose(grads.dweight, expected, rtol=1e-14)
-        np.testing.assert_array_equal(grads.dgate, a.dy * (rounded * a.weight + a.bias))
-        np.testing.assert_array_equal(grads.dx, plain.dx)
-        np.testing.assert_array_equal(grads.dbias, plain.dbias)
+    saved, kr = {"rstd": reference.rms_norm_forward(a.x).rstd}, reference.rms_norm(a.x)
+    rounded = reference.round_to(kr, dtype or np.float64).astype(np.float64)
+    options = saved | {"x_dtype": dtype, "round_before_weight": True}
+    grads = reference.rms_norm_backward(a.dy, a.x, a.weight, **options)
+    np.testing.assert_allclose(grads.dweight, np.sum(a.dy * rounded, axis=0), rtol=1e-14)
+    plain = reference.rms_norm_backward(a.dy, a.x, a.weight, **saved)
+    np.testing.assert_array_equal(grads.dx, plain.dx)
 
 
 def test_an_offset_is_added_to_weight_in_float64():
@@ -180,3 +155,112 @@ def test_a_backward_gives_the_requested_gradients_of_present_operands(position):
     assert row_norm(a, ())[1][1:4] == (None, None, None)
     with pytest.raises(ValueError, match="mean"):
         reference.normalize_backward(a.dy, a.x, rstd=np.ones(5), center=True)
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+EVERY = ("residual", "weight", "bias", "gate")
+SILU = {"activation": "silu"}
+RUNS = (
+    lambda a: row_norm(a, EVERY, center=True),
+    lambda a: group_norm(a, 2, **SILU),
+    lambda a: group_norm(a, 2, channel_axis=1, **SILU),
+)
+LAYOUTS = {
+    "every_other_row": lambda a: np.repeat(a, 2, axis=0)[::2],
+    "reversed": lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
+    "transposed": lambda a: a.swapaxes(0, 1).copy().swapaxes(0, 1),
+    "expanded": lambda a: np.broadcast_to(a[0], a.shape),
+    "fortran": np.asfortranarray,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_strides_do_not_matter(layout):
+    for dtype in DTYPES.values():
+        views, copies = operands((3, 8, 8), dtype=dtype), operands((3, 8, 8), dtype=dtype)
+        for name in ROWS:
+            setattr(views, name, layout(getattr(views, name)))
+            setattr(copies, name, np.ascontiguousarray(getattr(views, name)))
+        for run in RUNS:
+            for field, right in zip(sum(run(views), ()), sum(run(copies), ()), strict=True):
+                np.testing.assert_array_equal(field, right)
+
+
+def test_no_operand_is_modified_and_no_result_is_a_view():
+    a = operands((2, 1, 1))  # read-only
+    before = {name: array.copy() for name, array in vars(a).items()}
+    options = {"center": True, "round_before_weight": True, "weight_offset": 1.0}
+    for f, grads in (row_norm(a, EVERY, **options), group_norm(a, 1, channel_axis=1)):
+        results = {id(array): array for array in (*f, *grads) if array is not None}
+        arrays = [*vars(a).values(), *results.values()]
+        for one, other in itertools.combinations(arrays, 2):
+            assert not np.shares_memory(one, other)
+    for name, array in vars(a).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
+    a = operands((0, 8), dtype=np.float16)
+    options = {"center": True, "groups": 2, "gate_position": "pre"}
+    for f, grads in (row_norm(a, EVERY, **options), group_norm(a, 2, **SILU)):
+        assert f.y.shape == grads.dx.shape == (0, 8)
+        assert f.mean.shape == f.rstd.shape == (0, 2)
+        np.testing.assert_array_equal(grads.dweight, np.zeros(8))
+        np.testing.assert_array_equal(grads.dbias, np.zeros(8))
+
+
+# --- special rows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [1 / 3, 1e4 + 0.1, -1e-9])
+@pytest.mark.parametrize("width", [1, 3, 1000])
+def test_constant_rows_and_groups_give_exactly_bias(width, value):
+    bias = operands((width,)).x
+    y = reference.layer_norm(np.full((2, width), value), np.full(width, 2.0), bias)
+    np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
+    y = reference.group_norm(np.full((2, width, 4), value), 2, np.full(4, 2.0), np.arange(4.0))
+    np.testing.assert_array_equal(y, np.broadcast_to(np.arange(4.0), y.shape))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_affect_only_their_own_group(value):
+    clean, a = operands((3, 8)), operands((3, 8))
+    a.x = a.x.copy()
+    a.x[2, 5] = value  # the second of two groups
+    poisoned, channels = np.zeros(a.x.shape, bool), np.arange(8) >= 4
+    poisoned[2, 4:] = True
+    for run in (
+        lambda a: row_norm(a, center=True, groups=2),
+        lambda a: group_norm(a, 2),
+        lambda a: group_norm(a, 2, **SILU),
+    ):
+        (f, grads), (right, _) = run(a), run(clean)
+        np.testing.assert_array_equal(np.isnan(f.y), poisoned)
+        np.testing.assert_array_equal(f.y[~poisoned], right.y[~poisoned])
+        np.testing.assert_array_equal(np.isnan(grads.dx), poisoned)
+        np.testing.assert_array_equal(np.isnan(grads.dweight), channels)
+    # grads are those of the last run, in which SiLU's slope depends on x.
+    np.testing.assert_array_equal(np.isnan(grads.dbias), channels)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_nan_in_a_gate_before_a_norm_poisons_its_group_and_after_it_its_element(position):
+    a = operands()
+    a.gate = a.gate.copy()
+    a.gate[2, 5] = np.nan
+    f, grads = row_norm(a, ("weight", "bias", "gate"), groups=2, gate_position=position)
+    expected = np.zeros(a.x.shape, bool)
+    expected[2, 4:] = True
+    np.testing.assert_array_equal(np.isnan(grads.dx), expected)
+    if position == "post":
+        expected[2, [4, 6, 7]] = False
+    np.testing.assert_array_equal(np.isnan(f.y), expected)
+    np.testing.assert_array_equal(np.isnan(grads.dgate), expected)
+
+
+def test_large_float16_values_do_not_overflow():
+    x = np.full((1, 4096), 65504, np.float16)
+    x[0, ::2] = -65504
+    for y in (reference.rms_norm(x), reference.group_norm(x.reshape(1, 2048, 2), 1)):
+        np.testing.assert_allclose(np.abs(y), 1.0, rtol=1e-12)

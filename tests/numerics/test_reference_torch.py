@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functions = torch.nn.functional
 
 EPS, C = 0.3, 2.5
-NARROW = [DTYPES["bfloat16"], DTYPES["float16"]]
+NARROW = [DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]]
 
 
 def subsets(*names):
@@ -118,7 +118,7 @@ def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **kwargs):
 @pytest.mark.parametrize("low", [None, *NARROW], ids=str)
 @pytest.mark.parametrize("position", [None, "pre", "post"])
 def test_norms_of_any_operands_and_groups_are_those_of_torch(position, low):
-    """Gradients ignore the rounding before weight."""
+    """Gradients ignore the rounding before weight, to the dtype of x and not of the stream."""
     gate, activation = ((), None) if position is None else (("gate",), "silu")
     kwargs = {"activation": activation, "position": position, "low": low}
     for given in subsets("residual", "weight", "bias"):
@@ -134,12 +134,6 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
     for position, center in product(("pre", "post"), (False, True)):
         kwargs = {"activation": activation, "position": position, "center": center}
         check(("residual", "weight", "bias", "gate"), groups=3, **kwargs)
-    z = torch.linspace(-4, 4, 1001, dtype=torch.float64).requires_grad_()
-    g = torch_activation(activation)(z)
-    g.sum().backward()
-    points, got = z.detach().numpy(), ACTIVATIONS[activation]
-    np.testing.assert_allclose(got.value(points), g.detach().numpy(), rtol=1e-13, atol=1e-16)
-    np.testing.assert_allclose(got.slope(points), z.grad.numpy(), rtol=1e-12, atol=1e-15)
 
 
 # --- group norms ----------------------------------------------------------------------------------

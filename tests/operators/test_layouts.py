@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import cunorm
 from tests.support.gpu_arrays import OnNumpy, OnTorchCpu, get_all
-from tests.support.group_norm_cases import check, copies, laid_out, run, strides
+from tests.support.norm_checks import check, copies, in_memory, run, strides
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw, optional
 
 GROUPS, WIDTH = 5, 96
@@ -130,7 +130,7 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
     copied = copies(monkeypatch)
     for kind, (axis, memory, shape, take_view) in (FITTING | COPIED).items():
         drawn = {name: draw(name, shape, "float32") for name in ("x", "dy")}
-        dense = [laid_out(take_view(array), axis, memory) for array in drawn.values()]
+        dense = [in_memory(take_view(array), axis, memory) for array in drawn.values()]
         views = [view_of(on, take_view, array) for array in drawn.values()]
         if views[0] is None:
             continue
@@ -150,8 +150,8 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
 @pytest.mark.parametrize("memory", ["last", "first"])
 def test_dy_in_another_layout_is_copied_to_that_of_x(memory, axis, monkeypatch):
     shape = (2, 5, 3, 10) if axis == -1 else (2, 10, 5, 3)
-    x, dy = (laid_out(draw(name, shape, "float32"), axis, memory) for name in ("x", "dy"))
-    other = laid_out(dy, axis, {"last": "first", "first": "last"}[memory])
+    x, dy = (in_memory(draw(name, shape, "float32"), axis, memory) for name in ("x", "dy"))
+    other = in_memory(dy, axis, {"last": "first", "first": "last"}[memory])
     expected, copied = run(x, dy, GROUPS, axis), copies(monkeypatch)
     results = run(x, other, GROUPS, axis)
     assert len(copied) == 1

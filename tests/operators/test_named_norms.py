@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
 """All functions of every named norm are within their bounds, on any device."""
 
-import inspect
+from itertools import product
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from cunorm import AddNorm, NormForward, NormGrads
 from tests.support.bounds import check_backward, check_forward
+from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnCupy, OnJax, OnNumpy, OnTorch, get_all, put_all
-from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.norm_checks import check_norm, laid_out
 from tests.support.operands import (
     NORMS,
     WIDTHS,
@@ -22,22 +23,14 @@ from tests.support.operands import (
     saved,
     weight_and_bias,
 )
+from tests.support.placed import Samples
 
 all_norms = pytest.mark.parametrize("name", NORMS)
 # The only norm that is tested with rows so long that a CPU's cores share them: such rows need
 # another build, and test_cpu_plans.py tests them, too.
 LONG = "layer_norm"
-CASES = [  # name, dtype, and the width on a GPU, where each width needs a build
-    ("rms_norm", "float32", 4096),
-    ("layer_norm", "float32", 128),
-    ("l2_norm", "float32", 33),
-    ("normalize", "float32", 1000),
-    # Named norms run the kernels of `normalize`; test_combinations.py has these dtypes, too.
-    pytest.param("rms_norm", "bfloat16", 20480, marks=pytest.mark.exhaustive),
-    pytest.param("normalize", "float16", 33, marks=pytest.mark.exhaustive),
-    pytest.param("normalize", "bfloat16", 4096, marks=pytest.mark.exhaustive),
-    pytest.param("normalize", "float64", 128, marks=pytest.mark.exhaustive),
-]
+# The width on a GPU, where each width needs a build.
+GPU_WIDTHS = {"rms_norm": 4096, "layer_norm": 128, "l2_norm": 33, "normalize": 1000}
 
 
 def check_named(on, name, dtype, shape, groups=1):
@@ -80,13 +73,13 @@ def check_named(on, name, dtype, shape, groups=1):
     check_backward(get_all(on, grads), *stream, **oracle_options)
 
 
-@pytest.mark.parametrize(("name", "dtype", "gpu_width"), CASES)
-def test_all_functions_of_a_named_norm_are_within_their_bounds(anywhere, name, dtype, gpu_width):
+@all_norms
+def test_all_functions_of_a_named_norm_are_within_their_bounds(anywhere, name):
     widths = [width for width in WIDTHS if width < 16384 or name == LONG]
-    for width in (gpu_width,) if anywhere.is_gpu else widths:
+    for width in (GPU_WIDTHS[name],) if anywhere.is_gpu else widths:
         rows = min(row_count(width), max(3, 20_000 // width))
         with at(f"width {width}"):
-            check_named(anywhere, name, dtype, (rows, width))
+            check_named(anywhere, name, "float32", (rows, width))
 
 
 @pytest.mark.gpu
@@ -112,7 +105,8 @@ def test_norms_of_groups_are_within_their_bounds(name):
 
 # --- gates, groups, offsets and roundings ---------------------------------------------------------
 
-ALL = {"weight_offset": 1.0, "center": True, "c": 3.0}
+ALL = {"weight_offset": 1.0, "center": True, "c": 3.0, "gate": "float16"}
+ALL |= {"stream": "+ float32", "d_residual": "float32"}
 PRE = {"gate_activation": "gelu", "gate_position": "pre"}
 POST = {"gate_activation": "silu", "gate_position": "post"}
 VARIANTS = {
@@ -125,29 +119,16 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
+def test_variants_of_a_stream_are_within_their_bounds(device, variant):
     """All operands are given; the stream is float32, and the gate float16."""
     dtype, norm = VARIANTS[variant]
-    norm = ALL | norm
-    for width in (1000,) if anywhere.is_gpu else (1, 31, 128, 1000, 20480):
-        columns = width * norm["groups"]
-        shape = (5 if anywhere.is_gpu else row_count(columns), columns)
-        rows = {name: draw(name, shape, dtype) for name in ("x", "dy")}
-        rows |= {name: draw(name, shape, "float32") for name in ("residual", "d_residual")}
-        given = {name: draw(name, columns, "float32") for name in ("weight", "bias")}
-        given["gate"] = draw("gate", shape, "float16")
-        there, kwargs = put_all(anywhere, rows), put_all(anywhere, given) | norm
-        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **kwargs)
-        more = {"d_residual": there["d_residual"], "x_dtype": rows["x"].dtype}
-        more |= {"rstd": f.rstd, "mean": f.mean}
-        grads = cunorm.normalize_backward(there["dy"], f.residual, **kwargs, **more)
-        f, options = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
-        with at(f"width {width}"):
-            check_forward(f, rows["x"], residual=rows["residual"], **options)
-            operands = (rows["dy"], f.residual)
-            options |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
-            worst = check_backward(get_all(anywhere, grads), *operands, **options)
-            assert worst.keys() == {"dx", "dresidual", "dweight", "dbias", "dgate"}
+    case = {"x": dtype, "dy": dtype} | ALL | norm
+    for width in (1000,) if device.is_gpu else (1, 31, 128, 1000, 20480):
+        rows = 5 if device.is_gpu else row_count(width * norm["groups"])
+        case["shape"] = (1, 1, rows, width)
+        with at(width):
+            call_of("row_norm_forward", case, device).check()
+            call_of("row_norm_backward", case | {"x": "float32", "dx": dtype}, device).check()
 
 
 def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywhere):
@@ -166,71 +147,41 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
 
 # --- group norms ----------------------------------------------------------------------------------
 
-AXES = {"last": -1, "first": 1}  # of the channels, by their place in memory
 # Samples, positions, channels, groups. A block of a GPU has whole groups or parts of a group; lines
 # have any alignment; cores of a CPU share some samples.
-SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
-HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
+SIZES = [(3, (7,), 3, 1), (2, (64,), 32, 8), (1, (131,), 40, 5), (2, (9,), 320, 32)]
+SIZES += [(20, (1,), 64, 32)]
+HOST_SIZES = [*SIZES, (2, (4096,), 96, 6), (2, (5003,), 10, 10)]
+KERNELS = ("group_norm_forward", "group_norm_backward")
 
 
-def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu", mean=0.0):
-    samples, positions, channels, groups = size
-    shape = (samples, positions, channels) if channel_axis == -1 else (samples, channels, positions)
-    x, dy = draw("x", shape, dtype, mean=mean), draw("dy", shape, dtype)
-    given = parameters(NORMS["layer_norm"], channels, "float32")
-    there = [laid_out(on, array, channel_axis, memory) for array in (x, dy)]
-    options = {"activation": activation, "channel_axis": channel_axis}
-    kwargs = put_all(on, given) | options
-    groups = channels if name == "instance_norm" else groups
-    f = cunorm.group_norm_forward(there[0], groups, **kwargs)
-    groups_option = {"num_groups": groups} if name == "group_norm" else {}
-    y = getattr(cunorm, name)(there[0], **groups_option, **kwargs)
-    saved = {"mean": f.mean, "rstd": f.rstd}
-    grads = cunorm.group_norm_backward(*there[::-1], groups, **kwargs, **saved)
-    assert (type(f), type(grads)) == (GroupNormForward, GroupNormGrads)
-    assert all(type(result) is type(there[0]) for result in (*f, *grads))
-    assert_same_bits(on.get(y), on.get(f.y))
-    operands = (x, groups, *weight_and_bias(given))
-    with at(size, dtype, memory, channel_axis):
-        check_group_forward(get_all(on, f), *operands, eps=1e-5, **options)
-        check_group_backward(get_all(on, grads), dy, *operands, eps=1e-5, **options)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_group_norms_of_both_layouts_are_within_their_bounds(device, is_last):
+    axis = -1 if is_last else 1
+    sizes = [(*size, is_last, axis) for size in (SIZES if device.is_gpu else HOST_SIZES)]
+    sizes += [(*SIZES[1], is_last, -axis)]
+    for kernel, size, far in product(KERNELS, sizes, (False, True)):
+        with at(kernel, size, far):
+            call_of(kernel, {"samples": Samples(*size), "far": far}, device).check()
 
 
-def laid_out(on, array, channel_axis, memory):
-    """Copy an array to the device with channels last or first in memory (JAX has one order)."""
-    axis = AXES[memory]
-    dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
-    axes = list(range(array.ndim))
-    axes.insert(channel_axis % array.ndim, axes.pop(axis))
-    return (getattr(dense, "permute", None) or dense.transpose)(*axes)
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_an_instance_norm_is_a_group_norm_with_a_group_for_each_channel(device, axis):
+    shape = (3, 7, 5) if axis == -1 else (3, 5, 7)
+    x, *parameters = (
+        device.put(draw(n, s, "float32")) for n, s in (("x", shape), ("w", 5), ("b", 5))
+    )
+    options = {"activation": "silu", "channel_axis": axis}
+    y = device.get(cunorm.instance_norm(x, *parameters, **options))
+    assert_same_bits(y, device.get(cunorm.group_norm(x, 5, *parameters, **options)))
 
 
-@pytest.mark.parametrize("memory", AXES)
-def test_group_norms_of_both_layouts_are_within_their_bounds(anywhere, memory):
-    axis, other = (-1, 1) if memory == "last" else (1, -1)
-    for size in SIZES if anywhere.is_gpu else HOST_SIZES:
-        for mean in (0.0, 1e4):
-            check_grouped(anywhere, "group_norm", size, "float32", memory, axis, mean=mean)
-    check_grouped(anywhere, "group_norm", SIZES[1], "float32", memory, other)
-    for size in SIZES[:2]:
-        check_grouped(anywhere, "instance_norm", size, "float32", memory, axis)
+OTHERS = [("float16", "gelu", -1), ("bfloat16", None, 1), ("float64", "tanh", -1)]
 
 
-OTHERS = [("float16", "gelu", "last"), ("bfloat16", None, "first"), ("float64", "tanh", "last")]
-
-
-@pytest.mark.parametrize(("dtype", "activation", "memory"), OTHERS)
-def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, dtype, activation, memory):
-    size = SIZES[2] if anywhere.is_gpu else (2, 37, 128, 8)
-    check_grouped(anywhere, "group_norm", size, dtype, memory, AXES[memory], activation)
-
-
-@all_norms
-def test_eps_and_positional_arguments_are_those_of_the_table_of_norms(name):
-    eps = inspect.signature(getattr(cunorm, name)).parameters["eps"].default
-    assert eps == NORMS[name].eps
-    for function in (name, f"{name}_forward", f"{name}_backward"):
-        kinds = inspect.signature(getattr(cunorm, function)).parameters.values()
-        positional = [p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD]
-        arrays = ["dy", "x"] if function.endswith("_backward") else ["x"]
-        assert positional == [*arrays, *NORMS[name].parameters]
+@pytest.mark.parametrize(("dtype", "activation", "axis"), OTHERS)
+def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, dtype, activation, axis):
+    samples, positions, channels, groups = (1, 131, 40, 5) if anywhere.is_gpu else (2, 37, 128, 8)
+    x = laid_out(draw("x", (samples, positions, channels), dtype), axis)
+    options = {"num_groups": groups, "channel_axis": axis, "activation": activation}
+    check_norm(anywhere, x, **options)

@@ -17,7 +17,7 @@ import pytest
 import cunorm
 from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support import internals
-from tests.support.gpu_arrays import OnCupy
+from tests.support.gpu_arrays import OnCupy, OnNumpy, OnTorchCpu
 from tests.support.operands import assert_same_bits, draw
 
 WIDTH = 8
@@ -54,14 +54,7 @@ def raises(error: Any, *texts: str) -> Any:
 
 def to(kind: str, array: Any) -> Any:
     """Return an array of a library: NumPy's, PyTorch's on the CPU, or CuPy's."""
-    if kind == "numpy":
-        return array
-    if kind == "cupy":
-        return OnCupy().put(array)
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return {"numpy": OnNumpy, "torch": OnTorchCpu, "cupy": OnCupy}[kind]().put(array)
 
 
 def host(array: Any) -> Any:
@@ -125,15 +118,11 @@ class Call:
     def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> None:
         self.name, self.function, self.kind = name, getattr(cunorm, name), kind
         accepted = parameters_of(name)
-        self.options = {
-            key: value for key, value in (self.options | options).items() if key in accepted
-        }
+        options = self.options | options
+        self.options = {key: value for key, value in options.items() if key in accepted}
         self.shapes = self._shapes(*(shape or self.shape))
-        self.arrays = {
-            key: to(kind, draw(key, size, "float32"))
-            for key, size in self.shapes.items()
-            if key in accepted
-        } | self.options
+        drawn = {key: draw(key, self.shapes[key], "float32") for key in self.shapes}
+        self.arrays = {key: to(kind, drawn[key]) for key in drawn if key in accepted} | self.options
         self.result = _result_type(name)
         self.out = {
             field: to(kind, np.full(self.shapes[_LIKE.get(field, field)], np.nan, np.float32))
@@ -213,15 +202,11 @@ def call_of(name: str, shape: Any = None, kind: str = "numpy", **options: Any) -
 
 def _result_type(name: str) -> Any:
     """Return the type of a function's result, None if the function returns y alone."""
-    if name.startswith("add_"):
-        return AddNorm
-    direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
-    row_types, group_types = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
-    return (
-        None
-        if direction is None
-        else (group_types if name in GROUP_NORMS else row_types)[direction]
-    )
+    if name.endswith("_forward"):
+        return GroupNormForward if name in GROUP_NORMS else NormForward
+    if name.endswith("_backward"):
+        return GroupNormGrads if name in GROUP_NORMS else NormGrads
+    return AddNorm if name.startswith("add_") else None
 
 
 # --- the cache of calls ---------------------------------------------------------------------------

@@ -116,17 +116,34 @@ class Call(NamedTuple):
         return (KINDS[self.kind]().get(array) if placed is None else placed.array).copy()
 
 
+# The function that runs a kernel, its result, and the function that gives expected results.
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Any, Callable[..., Expected]]] = {
+    "row_norm_forward": (cunorm.normalize_forward, NormForward, expected_forward),
+    "row_norm_backward": (cunorm.normalize_backward, NormGrads, expected_backward),
+    "group_norm_forward": (cunorm.group_norm_forward, GroupNormForward, expected_group_forward),
+    "group_norm_backward": (cunorm.group_norm_backward, GroupNormGrads, expected_group_backward),
+}
+
+
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     """Place the arrays of a call that runs a kernel, by default on a GPU."""
     case, on, is_row = DEFAULTS | case, on or OnCupy(), "row" in kernel
+    function, result, expected = _FUNCTIONS[kernel]
     make, options = _rows(case, on) if is_row else _groups(case, on)
     inputs = {"x": make.large(case["x"])}
     if is_row:
         inputs["gate"] = make.large(case["gate"], near=True)
     inputs |= {"weight": make.param(case["weight"], mean=1.0), "bias": make.param(case["bias"])}
-    return (_backward if "backward" in kernel else _forward)(
-        case, on, is_row, make, inputs, options
-    )
+    add = _add_backward if "backward" in kernel else _add_forward
+    operands, outputs, before = add(case, is_row, make, inputs, options)
+    exact = partial(expected, **operands, eps=case["eps"])
+    kept = {*before, *(case["given"] or ())}
+    if case["given"] is None or case["in_place"]:
+        kept |= {*outputs}
+    if case["workspace"]:
+        inputs["workspace"] = make.workspace(_workspace_size(function, inputs, options))
+    out = result()._replace(**{name: placed for name, placed in outputs.items() if name in kept})
+    return Call(on, function, inputs, options, out, make.all, exact, before, case["kind"])
 
 
 def groups_of(case: Mapping[str, Any], array: Array) -> Array:
@@ -190,8 +207,11 @@ def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
     return {name: placed and placed.host for name, placed in inputs.items()}
 
 
-def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
-    options |= {"eps": case["eps"]}
+# These two add the inputs and options of a direction, and return the oracle's operands, placed
+# results, and the arrays to which results are added.
+
+
+def _add_forward(case: Case, is_row: bool, make: Draws, inputs: Any, options: Any) -> Any:
     outputs = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
     if is_row:
         kind, _, stream = (case["stream"] or "").partition(" ")
@@ -200,18 +220,15 @@ def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, option
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
             outputs["residual"] = over or make.result(stream)
-    row_functions = (cunorm.normalize_forward, NormForward, expected_forward)
-    group_functions = (cunorm.group_norm_forward, GroupNormForward, expected_group_forward)
-    function, kind, expected = row_functions if is_row else group_functions
     operands = _hosts(inputs) | options
+    options["eps"] = case["eps"]
     if case["given"]:
         statistics = _statistics(case, operands).items()
         outputs |= {name: make.statistic(array) for name, array in statistics}
-    exact = partial(expected, **operands)
-    return _call(case, on, (function, inputs, options), make, kind(), outputs, exact, {})
+    return operands, outputs, {}
 
 
-def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
+def _add_backward(case: Case, is_row: bool, make: Draws, inputs: Any, options: Any) -> Any:
     inputs["dy"] = make.large(case["dy"], near=True, scale=case["dy_scale"])
     if is_row:
         inputs["d_residual"] = make.large(case["d_residual"], near=True, scale=case["dy_scale"])
@@ -220,35 +237,12 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, optio
     inputs |= {name: make.values(array) for name, array in _statistics(case, operands).items()}
     named = tuple(name for name in case["needs"] if is_row or name != "gate")  # some may be absent
     needs = tuple(name for name in named if inputs.get(name))
-    before = _accumulated(case, make, needs)
+    # The arrays to which the call adds gradients of parameters.
+    summed = [name for name in ("weight", "bias") if name in needs and case["accumulate"]]
+    before = {f"d{name}": make.param(case["accumulate"]) for name in summed}
     outputs = _gradients(case, make, inputs, needs) | before
-    row_functions = (cunorm.normalize_backward, NormGrads, expected_backward)
-    group_functions = (cunorm.group_norm_backward, GroupNormGrads, expected_group_backward)
-    function, kind, expected = row_functions if is_row else group_functions
-    options = options | {"needs": named, "accumulate": bool(case["accumulate"])}
-    exact = partial(expected, **operands, eps=case["eps"])
-    return _call(case, on, (function, inputs, options), make, kind(), outputs, exact, before)
-
-
-def _call(
-    case: Case,
-    on: Any,
-    called: tuple[Callable[..., Any], dict[str, Placed | None], dict[str, Any]],
-    make: Draws,
-    none: Any,
-    outputs: dict[str, Placed],
-    expected: Callable[[], Expected],
-    before: dict[str, Placed],
-) -> Call:
-    """Return the call, with arrays for the results that `given` names."""
-    function, inputs, options = called
-    kept = {*before} if case["given"] is None else {*before, *case["given"]}
-    if case["given"] is None or case["in_place"]:
-        kept |= {*outputs}
-    if case["workspace"]:
-        inputs["workspace"] = make.workspace(_workspace_size(function, inputs, options))
-    out = none._replace(**{name: placed for name, placed in outputs.items() if name in kept})
-    return Call(on, function, inputs, options, out, make.all, expected, before, case["kind"])
+    options |= {"needs": named, "accumulate": bool(case["accumulate"])}
+    return operands, outputs, before
 
 
 def _workspace_size(function: Callable[..., Any], inputs: Any, options: Any) -> int:
@@ -285,12 +279,6 @@ def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Pl
         if f"d{name}" in named:
             found[f"d{name}"] = make.statistic(inputs[name].host)
     return found
-
-
-def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, Placed]:
-    """Place the arrays to which the call adds gradients of parameters, if there are any."""
-    names = [f"d{name}" for name in ("weight", "bias") if name in needs]
-    return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:

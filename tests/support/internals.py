@@ -39,7 +39,7 @@ from cunorm._core.memo import OnceMap
 from cunorm._core.operands import Kind
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall
-from cunorm._core.tensor import ArrayView, Device, optional_contiguous
+from cunorm._core.tensor import Device, optional_contiguous
 from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import operators as _demo_operators
 from cunorm._demo import plot as _demo_plot
@@ -126,7 +126,6 @@ __all__ = [
     "compiler",
     "contiguous_plan",
     "cpu_forward",
-    "cpu_launch",
     "cuda_backward",
     "cuda_forward",
     "cuda_param_grad",
@@ -145,7 +144,6 @@ __all__ = [
     "start",
     "text",
     "thread_count",
-    "view_at",
     "workspace_size",
 ]
 
@@ -202,14 +200,8 @@ def contiguous_plan(op, rng):
 _CPU = CpuCaps(last_cache_bytes=32 << 20)
 
 
-def cpu_launch(types, shape):
-    """Return a launch on a CPU, and into how many parts each row is cut for the threads."""
-    planned = _cpu_plan.cpu_launch(types, shape, _CPU)
-    return planned.launch, planned.cut(shape.rows)[1]
-
-
 def cpu_forward(types, shape):
-    return cpu_launch(types, shape)[0]
+    return _cpu_plan.cpu_launch(types, shape, _CPU).launch
 
 
 def cuda_forward(*arguments):
@@ -237,11 +229,6 @@ def host_frameworks():
     """Return the adapters of host arrays; torch's only if torch is installed."""
     torch = [import_module("cunorm._arrays.torch").TorchAdapter] if find_spec("torch") else []
     return (NumpyAdapter, DLPackAdapter, *torch)
-
-
-def view_at(pointer, spec):
-    """View the CPU's memory at an address as an array with this TensorSpec."""
-    return numpy_view(ArrayView(pointer, spec, None, None, writable=True))
 
 
 def workspace_size(compute, rows, sm_count):

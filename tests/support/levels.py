@@ -11,7 +11,6 @@ import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 from tests.support.internals import OnceMap, _compile, _compiler, _dispatch, _files, compiler
@@ -23,7 +22,6 @@ _SYSTEM_HEADERS = (_compile._HOST / "intrinsics.h").read_text("utf-8") + "".join
     f"#include <{name}>\n"
     for name in ("algorithm", "cmath", "cstring", "pthread.h", "type_traits", "vector")
 )
-_LINKER = " -fuse-ld=gold" if which("ld.gold") else ""
 
 builds: set[tuple[str, str]] = set()  # levels and builds of this process
 _current = "O3"
@@ -39,9 +37,9 @@ def use(level: str) -> None:
     _compile.loaded = _stored.get(level) or OnceMap()
     _dispatch.clear_calls()  # cached calls hold kernels of the former level
     _current = level
-    # O3 is the shipped level. With the gold linker, a build at O0 takes 7 % less time.
+    # O3 is the shipped level.
     included = f" -include {_headers()}" if level == "O0" and _headers().exists() else ""
-    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}{_LINKER}{included}"
+    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}{included}"
 
 
 def prepare() -> None:

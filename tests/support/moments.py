@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Faults at every moment of a first call: before each of its file operations and processes.
-
-Tests use it in a separate process, because it installs an audit hook, which cannot be removed.
-"""
+"""Faults at every moment of a first call: before each of its file operations and processes."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ from tests.support.internals import _compiler, _files, cache_folder
 OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.scandir", "shutil.rmtree"}
 OPERATIONS |= {"ctypes.dlopen", "subprocess.Popen"}
 
-_fault: Callable[[str], None] | None = None  # takes the operation
-
 
 class Moment(NamedTuple):
     operation: str
@@ -38,17 +33,17 @@ def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Momen
     assert _compiler.has_compiler()
     folder, found = cache_folder(), []
     log = Path(f"{folder}.log")
-    sys.addaudithook(_hook)
-    while True:
-        log.write_text("")
 
-        def at_moment(event: str, moment: int = len(found)) -> None:
+    def hook(event: str, arguments: tuple) -> None:
+        if event in OPERATIONS and f"{folder}/" in f"{arguments}":
             before = log.read_text().split()
             log.write_text(" ".join([*before, event]))
-            if len(before) == moment:
+            if len(before) == len(found):
                 fault()
 
-        status = _status(call, at_moment)
+    while True:
+        log.write_text("")
+        status = _status(call, hook)
         operations = log.read_text().split()
         if len(operations) == len(found):
             return found
@@ -61,20 +56,15 @@ def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Momen
             path.unlink() if path.suffix == ".so" else shutil.rmtree(path)
 
 
-def _hook(event: str, arguments: tuple) -> None:
-    if _fault and event in OPERATIONS and f"{cache_folder()}/" in f"{arguments}":
-        _fault(event)
-
-
-def _status(call: Callable[[], object], fault: Callable[[str], None] | None = None) -> int:
-    """Return the exit status of a child that makes a call."""
-    global _fault
+def _status(call: Callable[[], object], hook: Callable[..., None] | None = None) -> int:
+    """Return the exit status of a child that makes a call, with an audit hook of its own."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 1
     try:
-        _fault = fault
+        if hook:
+            sys.addaudithook(hook)
         call()
         status = 0
     except BaseException:
