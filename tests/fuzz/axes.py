@@ -12,18 +12,8 @@ from collections import Counter
 from math import prod
 from typing import Any
 
-from tests.fuzz.drawn import (
-    EPS,
-    GROUPS,
-    KERNELS,
-    KINDS,
-    LENGTHS,
-    OFFSETS,
-    SUMS,
-    VALUES,
-    builds_of,
-    cases,
-)
+from tests.fuzz import drawn
+from tests.fuzz.drawn import KERNELS, SUMS, builds_of, cases
 from tests.fuzz.views import is_expanded, is_reversed
 from tests.support.case_covers import ACTIVATIONS, NEEDS, choices_of
 from tests.support.cases import DEFAULTS
@@ -36,13 +26,13 @@ _SIZES = ("1", "a pack or less", "some packs", "shared by cores")
 _PACK = 128  # the most elements of a CPU's pack; packs of row norms have 64
 _SHARED = {"row": 16_384, "group": 32_768}  # cores may share a row, or samples, with more elements
 _ALL = {
-    **{"machine": machines(), "eps": EPS, "offset": OFFSETS, "values": VALUES, "far": _BOTH},
-    **{"kind": KINDS, "workspace": _BOTH, "size": _SIZES},
+    **{"machine": machines(), "eps": drawn.EPS, "offset": drawn.OFFSETS, "values": drawn.VALUES},
+    **{"far": _BOTH, "kind": drawn.KINDS, "workspace": _BOTH, "size": _SIZES},
     **{"given": ("all but statistics", "none", "some"), "inputs": _MEMORY, "results": _MEMORY[:3]},
 }
 _OF_ROWS = _ALL | {
-    **{"leading axes": (0, 1, 2, 3, 4), "axes of a row": (1, 2, 3), "groups": GROUPS, "c": LENGTHS},
-    "gate_activation": ACTIVATIONS,
+    **{"leading axes": (0, 1, 2, 3, 4), "axes of a row": (1, 2, 3), "groups": drawn.GROUPS},
+    **{"c": drawn.LENGTHS, "gate_activation": ACTIVATIONS},
 }
 _OF_GROUPS = _ALL | {
     **{"activation": (None, *ACTIVATIONS), "channels_last": _BOTH, "channel_axis": (-1, 1)},
@@ -110,51 +100,47 @@ class Counts(Counter[tuple[str, Any]]):
 
     def __init__(self, kernel: str) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel, self.axes = kernel, axes(kernel)
 
     def add(self, case: Case) -> None:
         """Count a case; each of its values must be listed."""
-        allowed = axes(self.kernel)
         found = values_of(self.kernel, case)
-        assert found.keys() == allowed.keys(), found.keys() ^ allowed.keys()
+        assert found.keys() == self.axes.keys(), found.keys() ^ self.axes.keys()
         for axis, value in found.items():
-            assert value in allowed[axis], f"{axis} is {value!r}, which is not listed"
+            assert value in self.axes[axis], f"{axis} is {value!r}, which is not listed"
             self[axis, value] += 1
 
     def missing(self) -> list[tuple[str, Any]]:
         """Return the values that no case had."""
-        listed = [(axis, value) for axis, some in axes(self.kernel).items() for value in some]
+        listed = [(axis, value) for axis, some in self.axes.items() for value in some]
         return [one for one in listed if not self[one]]
 
     def table(self) -> str:
-        lines = [f"## {self.kernel}", "", "| axis | values, and how many cases have each |"]
-        lines.append("|---|---|")
-        for axis, values in axes(self.kernel).items():
-            named = ("+".join(v) if isinstance(v, tuple) else str(v) for v in values)
-            counts = (self[axis, value] for value in values)
-            each = (f"{name}: {count}" for name, count in zip(named, counts, strict=True))
-            lines.append(f"| {axis} | {', '.join(each)} |")
+        lines = [
+            f"## {self.kernel}",
+            "",
+            "| axis | values, and how many cases have each |",
+            "|---|---|",
+        ]
+        for axis, values in self.axes.items():
+            named = {v: "+".join(v) if isinstance(v, tuple) else str(v) for v in values}
+            each = ", ".join(f"{name}: {self[axis, value]}" for value, name in named.items())
+            lines.append(f"| {axis} | {each} |")
         return "\n".join(lines) + "\n"
 
 
-def count_draws(kernel: str, seeds: int, number: int) -> Counts:
+def count_draws(kernel: str, number: int) -> Counts:
     """Draw and count cases, without making their calls."""
     from hypothesis import given, seed, settings
 
     from tests.fuzz.test_examples import common
 
     counts = Counts(kernel)
-
-    @seed(0)
-    @settings(common, max_examples=number)
-    @given(cases(kernel, builds_of(kernel, seeds), with_long=True))
-    def draw(case: Case) -> None:
-        counts.add(case)
-
-    draw()
+    drawn_cases = given(cases(kernel, builds_of(kernel, 5), with_long=True))
+    seed(0)(settings(common, max_examples=number)(drawn_cases(lambda case: counts.add(case))))()
     return counts
 
 
 if __name__ == "__main__":
     for one in KERNELS:
-        print(count_draws(one, 5, int(sys.argv[1]) if len(sys.argv) > 1 else 1000).table())
+        print(count_draws(one, int(sys.argv[1]) if len(sys.argv) > 1 else 1000).table())

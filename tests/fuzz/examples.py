@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from hypothesis import note
 
@@ -25,43 +24,33 @@ check({kernel!r}, {case!r}, {relation!r}, {seed!r}, at_end={at_end!r})
 """
 
 
-def run(kernel: str, case: Case, *rest: Any, **more: Any) -> set[str]:
+def run(kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool) -> set[str]:
     """Check an example, and keep it as a script until it passes; return the checked relations."""
     kept = Path(tempfile.gettempdir(), f"cunorm-example-{os.getpid()}.py")
-    script = _script(kernel, case, *rest, **more)
+    script = _SCRIPT.format(kernel=kernel, case=case, relation=relation, seed=seed, at_end=at_end)
     kept.write_text(script, "utf-8")
     note(f"As a script, for the root of the repository:\n{script}")
-    found = check(kernel, case, *rest, **more)
+    found = check(kernel, case, relation, seed, at_end=at_end)
     kept.unlink()
     return found
 
 
-def check(
-    kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool = True
-) -> set[str]:
+def check(kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool) -> set[str]:
     """Check a case against the oracle, and its relations to other calls of the function.
 
     Checks the given relation or, if it does not apply, the next that applies; with None, all
     that apply. Returns the names of the checked relations.
     """
-    with compiled_for(case["machine"]):
-        return _check(kernel, DEFAULTS | case, relation, seed, at_end)
-
-
-def _check(kernel: str, case: Case, relation: str | None, seed: int, at_end: bool) -> set[str]:
-    result = call_of(kernel, case, OnGuarded(at_end)).check()
-    names = [*RELATIONS[kernel]]
+    case, names, found = DEFAULTS | case, [*RELATIONS[kernel]], set[str]()
     first = names.index(relation) if relation else 0
-    found: set[str] = set()
-    for name in (*names[first:], *names[:first]):
-        call = call_of(kernel, case, OnGuarded(at_end))  # a relation may change the inputs
-        with at(name, seed):
-            if RELATIONS[kernel][name](kernel, case, call, result, seed):
-                found.add(name)
-        if found and relation:
-            break
+    with compiled_for(case["machine"]):
+        result = call_of(kernel, case, OnGuarded(at_end)).check()
+        for name in (*names[first:], *names[:first]):
+            call = call_of(kernel, case, OnGuarded(at_end))  # a relation may change the inputs
+            with at(name, seed):
+                found |= (
+                    {name} if RELATIONS[kernel][name](kernel, case, call, result, seed) else set()
+                )
+            if found and relation:
+                break
     return found
-
-
-def _script(kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool) -> str:
-    return _SCRIPT.format(kernel=kernel, case=case, relation=relation, seed=seed, at_end=at_end)

@@ -1,38 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Checks of drawn JAX programs of norms, in a separate process; a failure is printed as a script.
-
-python -m tests.fuzz.jax_examples SEED NUMBER ... [--all]: --all goes on after a failure.
-"""
+"""Checks of drawn JAX programs of norms; a failure is printed as a script."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
-from importlib.metadata import version
 from itertools import combinations, starmap
 
+from tests.fuzz.jax_oracle import Oracle
+from tests.fuzz.jax_programs import REFUSED, Program, kinds, program
+from tests.fuzz.jax_runs import compare, in_threads, once, worlds, x64
 from tests.support.operands import at
-from tests.support.processes import ROOT
-
-# The first flag makes four devices. The other flags halve the time to compile, which is most of
-# the time of a run.
-FLAGS = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true"
-)
-if version("jaxlib").startswith("0.10."):  # a later version ends the process if it gets this flag
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
-if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = FLAGS
-
-from tests.fuzz.jax_oracle import Oracle, compare, worlds  # noqa: E402
-from tests.fuzz.jax_programs import REFUSED, Program, kinds, program  # noqa: E402
-from tests.fuzz.jax_runs import in_threads, once, x64  # noqa: E402
 
 # Documented refusals: type, text, page. Such an exception counts as a refusal only in a run whose
 # derivative is one of REFUSED.
@@ -40,7 +20,7 @@ DOCUMENTED = (
     (NotImplementedError, r"^\w+: a second or a forward-mode derivative", "docs/guides/jax.md"),
     (TypeError, r"can't apply forward-mode .* to a custom_vjp", "docs/guides/jax.md"),
 )
-_SCRIPT = """# If this passes, earlier programs matter: run them, too, by tests.fuzz.jax_examples.
+_SCRIPT = """# If this passes, earlier programs matter: run them, too, by `check_all`.
 import os
 os.environ["XLA_FLAGS"] = {flags!r}
 from tests.fuzz.jax_examples import check
@@ -93,7 +73,7 @@ def drawn(seed: int, number: int) -> Program | None:
     return None
 
 
-def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Counter[str]:
+def check_all(seed: int, numbers: Iterable[int]) -> Counter[str]:
     """Check programs, and count their features."""
     found: Counter[str] = Counter()
     for number in numbers:
@@ -104,32 +84,7 @@ def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Co
         try:
             found += check(one) + kinds(one) + Counter(programs=1)
         except Exception as error:
-            script = _SCRIPT.format(flags=FLAGS, program=one)
+            script = _SCRIPT.format(flags=os.environ.get("XLA_FLAGS"), program=one)
             text = f"program {number} of seed {seed}: {error}\n{script}"
-            if not goes_on:
-                raise AssertionError(text) from error
-            print(text)
-            found["failures"] += 1
+            raise AssertionError(text) from error
     return found
-
-
-def in_process(seed: int, numbers: Iterable[int], *, compiler: bool = False) -> dict[str, int]:
-    """Check programs in a separate process; return the counts of `check_all`.
-
-    Without `compiler`, the NumPy reference stands in for the kernels, which other tests check.
-    """
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.jax_examples"]
-    command += map(str, (seed, *numbers))
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    env |= {} if compiler else {"PATH": "", "CXX": "no-such-compiler"}
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
-    finished = subprocess.run(command, env=env, **options)
-    assert finished.returncode == 0, f"{' '.join(command)}\n{finished.stdout}{finished.stderr}"
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    seed, *numbers = (int(word) for word in given if word != "--all")
-    counts = check_all(seed, numbers, goes_on="--all" in given)
-    print(json.dumps(dict(sorted(counts.items()))))

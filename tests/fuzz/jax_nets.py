@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import cunorm.jax
+from tests.support.jax_formulas import FORMULAS
 
 Arrays = Mapping[str, Any]
 HALVES = ("bfloat16", "float16")
@@ -92,12 +93,11 @@ class Exact:
 
     @classmethod
     def norm(cls, op: str, x: Any, *arrays: Any, x_dtype: str, stream: str, **options: Any) -> Any:
-        if op.startswith("add_"):
-            (residual, *arrays) = arrays
-            new = cls.cast(x + residual, stream)
-            return cls.cast(_row_norm(op.removeprefix("add_"), new, **options), x_dtype), new
-        formula = _group_norm if op in ("group_norm", "instance_norm") else partial(_row_norm, op)
-        return cls.cast(formula(x, **options), x_dtype)
+        formula = getattr(FORMULAS, op.removeprefix("add_"))
+        if op == formula.__name__:
+            return cls.cast(formula(x, **options), x_dtype)
+        new = cls.cast(x + arrays[0], stream)
+        return cls.cast(formula(new, **options), x_dtype), new
 
 
 class Unrounded(Exact):
@@ -106,70 +106,6 @@ class Unrounded(Exact):
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
         return x
-
-
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "identity": lambda z: z,
-    "relu": lambda z: jnp.maximum(z, 0.0),
-    "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-}
-_EPS = {"layer_norm": 1e-5, "l2_norm": 1e-12}
-
-
-def _row_norm(
-    op: str,
-    s: Any,
-    *,
-    weight: Any = None,
-    bias: Any = None,
-    gate: Any = None,
-    c: float | None = None,
-    center: bool = False,
-    eps: float | None = None,
-    axis: int = -1,
-    groups: int = 1,
-    weight_offset: float = 0.0,
-    round_before_weight: bool = False,  # drawn only for float32, where it has no effect
-    gate_activation: str = "silu",
-    gate_position: str = "post",
-) -> Any:
-    factor = 1.0 if gate is None else ACTIVATIONS[gate_activation](gate)
-    p = s * factor if gate_position == "pre" else s
-    rows = p.reshape(*s.shape[:axis], groups, -1)
-    if center or op == "layer_norm":
-        rows = rows - rows.mean(-1, keepdims=True)
-    width, eps = rows.shape[-1], _EPS.get(op, 1e-6) if eps is None else eps
-    if op == "l2_norm":
-        c, eps = 1.0, eps / width
-    rows = rows / jnp.sqrt((rows * rows).mean(-1, keepdims=True) + eps)
-    y = (rows if c is None else rows * (c / width**0.5)).reshape(s.shape)
-    y = y if weight is None else y * (weight + weight_offset)
-    y = y if bias is None else y + bias
-    return y * factor if gate_position == "post" else y
-
-
-def _group_norm(
-    x: Any,
-    *,
-    num_groups: int | None = None,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    activation: str | None = None,
-    channel_axis: int = -1,
-) -> Any:
-    last = jnp.moveaxis(x, channel_axis, -1)
-    num_groups = num_groups or last.shape[-1]
-    groups = last.reshape(x.shape[0], -1, num_groups, last.shape[-1] // num_groups)
-    q = groups - groups.mean((1, 3), keepdims=True)
-    y = (q / jnp.sqrt((q * q).mean((1, 3), keepdims=True) + eps)).reshape(last.shape)
-    y = y if weight is None else y * weight
-    y = y if bias is None else y + bias
-    return jnp.moveaxis(ACTIVATIONS[activation or "identity"](y), -1, channel_axis)
 
 
 # --- a network ------------------------------------------------------------------------------------

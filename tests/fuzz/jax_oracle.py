@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Right results of a random network, by formulas in float64; comparisons with these results."""
+"""The values of a random network, and its right gradients by formulas in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.fuzz.jax_nets import HALVES, Exact, Net, Unrounded, results
-from tests.fuzz.jax_programs import Run
 from tests.support.operands import DTYPES
 
 # Tolerances are relative to the largest element of the right result; for the loss, jvp and
@@ -29,7 +28,7 @@ Worlds = frozenset  # which of its two values each operand has: the names of tho
 
 
 class Oracle:
-    """The right results of a network, for each choice of its operands' two values."""
+    """The right gradients of a network, for each choice of its operands' two values."""
 
     def __init__(self, net: Net, seed: int) -> None:
         self.net, self.seed = net, seed
@@ -55,41 +54,21 @@ class Oracle:
     def values(self, world: Worlds[str]) -> list[Any]:
         return [self.value(name, name in world) for name in self.net.operands]
 
-    def at(self, world: Worlds[str], kind: Any = Exact) -> tuple[list[Any], dict[str, Any]]:
-        """Return the results, and the gradients of the sum of all results times masks."""
-        if (world, kind) not in self._found:
+    def gradients(
+        self, world: Worlds[str], kind: Any = Exact, dtype: Any = np.float64
+    ) -> dict[str, Any]:
+        """Return the gradients of the sum of all results times masks, in float64 or float32."""
+        if (world, kind, dtype) not in self._found:
+
+            def outs_of(*arrays: Any) -> Any:
+                return results(kind, self.net, dict(zip(self.net.operands, arrays, strict=True)))
+
             with jax.enable_x64(True):
-                outs, gradients = self._derived(*_float64(self.values(world)), kind=kind)
-            named = dict(zip(self.net.operands, map(np.asarray, gradients), strict=True))
-            self._found[world, kind] = [np.asarray(out) for out in outs], named
-        return self._found[world, kind]
-
-    def second(self, world: Worlds[str], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradient of the sum of all wanted gradients."""
-        argnums = [[*self.net.operands].index(name) for name in wanted]
-
-        def total(*arrays: Any) -> Any:
-            _, gradients = self._derived(*arrays)
-            return sum(gradients[index].sum() for index in argnums)
-
-        with jax.enable_x64(True):
-            found = jax.grad(total, tuple(argnums))(*_float64(self.values(world)))
-        return [np.asarray(one) for one in found]
-
-    def _derived(self, *arrays: Any, kind: Any = Exact, masks: Any = None) -> tuple[Any, Any]:
-        names = self.net.operands
-
-        def outs_of(*arrays: Any) -> Any:
-            return results(kind, self.net, dict(zip(names, arrays, strict=True)))
-
-        outs, pull = jax.vjp(outs_of, *arrays)
-        return outs, pull(masks or tuple(_float64(self.masks)))
-
-    def loss(self, world: Worlds[str]) -> tuple[Any, float]:
-        """Return the sum of all results times masks, and the sum of these products' magnitudes."""
-        pairs = zip(self.at(world)[0], self.masks, strict=True)
-        products = np.stack([out * mask.astype(float) for out, mask in pairs])
-        return products.sum(), float(abs(products).sum())
+                wide = [jnp.asarray(np.asarray(one, dtype)) for one in self.values(world)]
+                masks = tuple(jnp.asarray(np.asarray(one, dtype)) for one in self.masks)
+                found = map(np.asarray, jax.vjp(outs_of, *wide)[1](masks))
+            self._found[world, kind, dtype] = dict(zip(self.net.operands, found, strict=True))
+        return self._found[world, kind, dtype]
 
     def can_tell(self, world: Worlds[str]) -> bool:
         """Return whether `compare` finds zeros or another operand's gradient in a gradient's place.
@@ -97,7 +76,7 @@ class Oracle:
         Return False, too, if all gradients are zero, or if large terms cancel in one, so that it is
         small or roundings change it. Those of x and r may be equal: they are if only x + r is used.
         """
-        _, gradients = self.at(world)
+        gradients = self.gradients(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
         live = [name for name, size in largest.items() if size]
         if not live or min(largest[name] for name in live) < _LEAST * max(largest.values()):
@@ -116,16 +95,13 @@ class Oracle:
     def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
         """Yield gradients that are not rounded to half precision, and such gradients in float32."""
         if self.has_halves:
-            yield self.at(world, Unrounded)[1]
+            yield self.gradients(world, Unrounded)
         if self.tolerance >= TOLERANCES["float32"]:
-            arrays = [jnp.asarray(np.asarray(one, np.float32)) for one in self.values(world)]
-            masks = tuple(jnp.asarray(np.asarray(one, np.float32)) for one in self.masks)
-            _, gradients = self._derived(*arrays, kind=Unrounded, masks=masks)
-            yield dict(zip(self.net.operands, map(np.asarray, gradients), strict=True))
+            yield self.gradients(world, Unrounded, np.float32)
 
     def can_tell_apart(self, one: Worlds[str], other: Worlds[str]) -> bool:
         """Return whether the gradients in two worlds are far apart, or equal."""
-        first, second = self.at(one)[1], self.at(other)[1]
+        first, second = self.gradients(one), self.gradients(other)
         return not any(self._is_mistaken(first[name], second[name]) for name in first)
 
     def _is_mistaken(self, one: Any, other: Any) -> bool:
@@ -143,74 +119,3 @@ class Oracle:
             f"{name} is off by {error:.3g}, more than {self.tolerance:.3g} times {scale:.3g}\n"
             f"found {np.asarray(found)}\nright {right}"
         )
-
-
-def _float64(arrays: Sequence[Any]) -> list[Any]:
-    return [jnp.asarray(np.asarray(one, np.float64)) for one in arrays]
-
-
-# --- right results of a run -----------------------------------------------------------------------
-
-
-def worlds(net: Net, run: Run) -> list[Worlds[str]]:
-    """Return which values the operands have in a run, or in each of its two examples."""
-    first = frozenset(net.operands if run.world else ())
-    return [first, first ^ frozenset(run.batched)] if run.batched else [first]
-
-
-def compare(oracle: Oracle, run: Run, found: Any) -> int:
-    """Compare the results of a run; return the number of derivatives that are not zero."""
-    first, how = worlds(oracle.net, run)[0], run.derivative
-    outs, gradients = oracle.at(first)
-    right = [gradients[name] for name in run.wanted]
-    if how in ("jvp", "linearize"):
-        total, size = sum(one.sum() for one in right), sum(abs(one).sum() for one in right)
-        oracle.compare("the derivative", found, total, size)
-        return 1
-    if how == "value_and_grad":
-        value, found = found
-        oracle.compare("the loss", value, *oracle.loss(first))
-    elif how in ("forward", "vjp", "vjp_late"):
-        found, *pulled = (found,) if how == "forward" else found
-        for pair in zip(found, outs, strict=True):
-            oracle.compare("a result", *pair)
-        factors = (1, -2)[: len(pulled)]  # of the cotangents
-        sides = zip(pulled, factors, strict=True)
-        return sum(_pairs(oracle, run, one, [n * r for r in right]) for one, n in sides)
-    elif how == "jacrev":
-        right = [np.stack([one, -2 * one]) for one in right]
-    elif run.batched:
-        right = _of_examples(oracle, run)
-    elif how in ("grad_of_grad", "jvp_of_grad", "hessian"):
-        right = oracle.second(first, run.wanted)
-        found = _row_sums(found, right) if how == "hessian" else found
-    return _pairs(oracle, run, found, right)
-
-
-def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
-    # JAX allows jacfwd where no norm is differentiated; what jacfwd returns has the loss's dtype.
-    of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
-    for name, one, other in zip(run.wanted, found, right, strict=True):
-        dtype = of_all or oracle.net.operands[name].dtype
-        assert str(one.dtype) == dtype, f"d{name} is {one.dtype}, expected {dtype}"
-        oracle.compare(f"d{name}", one, other)
-    return sum(bool(one.any()) for one in right)
-
-
-def _of_examples(oracle: Oracle, run: Run) -> list[Any]:
-    """Return the gradients for each example, or for the sum of all examples."""
-    parts = [oracle.at(world)[1] for world in worlds(oracle.net, run)]
-    right = []
-    for name in run.wanted:
-        each = [part[name] for part in parts]
-        axis = 0 if run.derivative == "vmap_of_grad" else run.batched.get(name)
-        right.append(sum(each) if axis is None else np.stack(each, axis))
-    return right
-
-
-def _row_sums(hessian: Any, right: Sequence[Any]) -> list[Any]:
-    """Return a Hessian's product with ones; a Hessian has a block for each pair of operands."""
-    found = []
-    for row, one in zip(hessian, right, strict=True):
-        found.append(sum(jnp.sum(block, tuple(range(one.ndim, block.ndim))) for block in row))
-    return found

@@ -8,47 +8,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
-from tests.fuzz.jax_nets import ACTIVATIONS, HALVES, Net, Node, Operand, Use
+from tests.fuzz.jax_nets import HALVES, Net, Node, Operand, Use
+from tests.support.jax_formulas import FORMULAS
 
-OPS = (
-    "rms_norm",
-    "layer_norm",
-    "l2_norm",
-    "normalize",
-    "add_rms_norm",
-    "add_layer_norm",
-    "add_normalize",
-    "group_norm",
-    "instance_norm",
-)
+OPS = ("rms_norm", "layer_norm", "l2_norm", "normalize", "add_rms_norm", "add_layer_norm")
+OPS += ("add_normalize", "group_norm", "instance_norm")
 LOOPS = ("python", "scan", "fori_loop")
-# Transformations of a step of the network, or of the whole network.
-WRAPS = (
-    "jit",
-    "cond",
-    "select",  # a cond whose condition depends on x: vmap makes a select of it
-    "checkpoint",
-    "checkpoint_dots_saveable",
-    "checkpoint_nothing_saveable",
-    "checkpoint_everything_saveable",
-)
-DERIVATIVES = (
-    "forward",
-    "grad",
-    "value_and_grad",
-    "vjp",
-    "vjp_late",  # its gradients are computed after all other runs
-    "jacrev",
-    "vmap_of_grad",
-    "grad_of_vmap",
-    "grad_of_map",
-    "grad_of_scan",  # over examples
-)
+# Transformations of a step of the network, or of the whole network. The condition of "select"
+# depends on x: vmap makes a select of this cond.
+_POLICIES = ("dots_saveable", "nothing_saveable", "everything_saveable")
+WRAPS = ("jit", "cond", "select", "checkpoint", *(f"checkpoint_{name}" for name in _POLICIES))
+BATCHED = ("vmap_of_grad", "grad_of_vmap", "grad_of_map", "grad_of_scan")  # these are over examples
+# The gradients of "vjp_late" are computed after all other runs.
+DERIVATIVES = ("forward", "grad", "value_and_grad", "vjp", "vjp_late", "jacrev", *BATCHED)
 SHARDED = ("grad_of_shard_map", "shard_map_of_grad", "shard_map_unchecked")
 REFUSED = ("grad_of_grad", "hessian", "jvp", "jacfwd", "jvp_of_grad", "linearize")
-BATCHED = ("vmap_of_grad", "grad_of_vmap", "grad_of_map", "grad_of_scan")
 
 
 class Run(NamedTuple):
@@ -82,35 +59,31 @@ def program(seed: int, number: int) -> Program:
 
 def kinds(program: Program) -> Counter[str]:
     """Count the properties of a program."""
-    net, found = program.net, Counter({f"dtype {program.net.dtype}": 1})
-    found[f"{len(net.nodes)} norms"] += 1
-    found[f"{net.steps} steps"] += 1
-    uses = Counter(use.name for node in net.nodes for use in node.operands.values())
-    found["shared operands"] += any(n > 1 for name, n in uses.items() if name != "h")
-    found["stacked operands"] += any(one.stacked for one in net.operands.values())
-    found["streams that are results"] += net.uses_stream
+    net = program.net
+    uses = [(name, use) for node in net.nodes for name, use in node.operands.items()]
+    shared = Counter(use.name for _, use in uses if use.name != "h")
+    found = Counter(
+        {
+            f"dtype {net.dtype}": 1,
+            "shared operands": any(n > 1 for n in shared.values()),
+            "stacked operands": any(one.stacked for one in net.operands.values()),
+            "sliced operands": sum(use.part is not None for _, use in uses),
+            "frozen operands": sum(use.frozen for _, use in uses),
+            "x as gate": sum(use.name == "h" for _, use in uses),
+            "streams that are results": net.uses_stream,
+            "x of another dtype": sum(node.dtype != net.dtype for node in net.nodes),
+        }
+    )
+    found.update(f"operand {name}" for name, _ in uses)
     for node in net.nodes:
-        found[node.op] += 1
-        found[f"join {node.join}"] += 1
-        found["x of another dtype"] += node.dtype != net.dtype
-        for name in node.options:
-            found[f"option {name}"] += 1
-        for name, use in node.operands.items():
-            found[f"operand {name}"] += 1
-            found["sliced operands"] += use.part is not None
-            found["frozen operands"] += use.frozen
-            found["x as gate"] += use.name == "h"
+        found.update([node.op, f"join {node.join}", *(f"option {name}" for name in node.options)])
         if node.residual:
-            found[f"residual {node.residual}"] += 1
-            found[f"results {node.keep}"] += 1
+            found.update([f"residual {node.residual}", f"results {node.keep}"])
             found["stream of another dtype"] += net.operands["r"].dtype != node.dtype
     for run in program.runs:
-        found[run.derivative] += 1
-        found[f"loop {run.loop}"] += 1
-        for wrap in run.of_step:
-            found[f"{wrap} of a step"] += 1
-        for wrap in run.of_all:
-            found[f"{wrap} of all"] += 1
+        found.update([run.derivative, f"loop {run.loop}"])
+        found.update(f"{wrap} of a step" for wrap in run.of_step)
+        found.update(f"{wrap} of all" for wrap in run.of_all)
         found["jit of the derivative"] += run.jitted
         found["constants"] += run.bound
         found["threads"] += run.threads > 1
@@ -130,10 +103,9 @@ def _net(draw: random.Random) -> Net:
         if nodes and draw.random() < 0.4:
             node = draw.choice(nodes)  # a norm again, with its operands or with others
             if draw.random() < 0.7:
+                of_operand = partial(_operand, draw, operands, dtype=dtype, shared=0)
                 repeat = {
-                    name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
-                    if use.name != "h"
-                    else use
+                    name: use if use.name == "h" else of_operand(name, operands[use.name].shape)
                     for name, use in node.operands.items()
                 }
                 node = node._replace(operands=repeat)
@@ -145,18 +117,14 @@ def _net(draw: random.Random) -> Net:
         operands["r"] = Operand(shape, draw.choice(usual))
     if any(node.join == "matmul" for node in nodes):
         operands["m"] = Operand((8, 8), dtype, stacked=draw.random() < 0.5)
-    if all(node.keep == "stream" for node in nodes if node.residual) or draw.random() < 0.5:
-        uses_stream = "r" in operands
-    else:
-        uses_stream = False
+    is_unused = all(node.keep == "stream" for node in nodes if node.residual)
+    uses_stream = (is_unused or draw.random() < 0.5) and "r" in operands
     dtypes = {dtype, *(one.dtype for one in operands.values()), *(node.dtype for node in nodes)}
     if dtypes & {*HALVES}:  # a rounding may cross the corner of relu
-        nodes = [node._replace(options=_without_relu(node.options)) for node in nodes]
+        for node in nodes:
+            changed = {name: "gelu" for name, one in node.options.items() if one == "relu"}
+            node.options.update(changed)
     return Net(shape, dtype, steps, tuple(nodes), operands, uses_stream)
-
-
-def _without_relu(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: "gelu" if one == "relu" else one for name, one in options.items()}
 
 
 def _joined(draw: random.Random) -> str:
@@ -176,10 +144,9 @@ def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any
         if draw.random() < 0.75:
             given[name] = _operand(draw, operands, name, row, dtype)
     if op != "l2_norm" and not is_group and draw.random() < 0.35:
-        given["gate"] = (
-            Use("h") if draw.random() < 0.25 else _operand(draw, operands, "gate", shape, dtype)
-        )
-        options["gate_activation"] = draw.choice([*ACTIVATIONS])
+        is_x = draw.random() < 0.25
+        given["gate"] = Use("h") if is_x else _operand(draw, operands, "gate", shape, dtype)
+        options["gate_activation"] = draw.choice([*FORMULAS.activations])
         options["gate_position"] = draw.choice(["pre", "post"])
     if "weight" not in given:
         options.pop("weight_offset", None)
@@ -216,7 +183,7 @@ def _group_options(draw: random.Random, op: str, shape: tuple[int, ...]) -> tupl
     if op == "group_norm":
         options["num_groups"] = draw.choice([1, 2])
     if draw.random() < 0.4:
-        options["activation"] = draw.choice([*ACTIVATIONS][1:])
+        options["activation"] = draw.choice([*FORMULAS.activations][1:])
     return options, (shape[axis],)
 
 
@@ -250,22 +217,19 @@ def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
         batched: dict[str, int] = {}
         if how in BATCHED:
             names = [name for name in net.operands if draw.random() < 0.5] or ["x"]
-            front = how in ("grad_of_map", "grad_of_scan")
-            batched = {
-                name: 0 if front else draw.randrange(len(net.whole(name)) + 1) for name in names
-            }
-        runs.append(
-            Run(
-                how,
-                wanted,
-                batched,
-                world=draw.randrange(2),
-                jitted=draw.random() < 0.5,
-                bound=not batched and how not in SHARDED and draw.random() < 0.25,
-                threads=_threads(draw, net, how),
-                **draw.choice(styles),
-            )
+            is_front = how in ("grad_of_map", "grad_of_scan")
+            axes = {name: len(net.whole(name)) + 1 for name in names}
+            batched = {n: 0 if is_front else draw.randrange(count) for n, count in axes.items()}
+        run = Run(
+            how,
+            wanted,
+            batched,
+            world=draw.randrange(2),
+            jitted=draw.random() < 0.5,
+            bound=not batched and how not in SHARDED and draw.random() < 0.25,
+            threads=_threads(draw, net, how),
         )
+        runs.append(run._replace(**draw.choice(styles)))
     repeat = draw.choice(runs)  # a run again, with other values
     return (*runs, repeat._replace(world=1 - repeat.world))
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Runs of drawn programs: cunorm.jax under JAX's transformations."""
+"""Runs of drawn programs, and the same runs by formulas in float64, without transformations."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.fuzz.jax_nets import Net, Ours, results
-from tests.fuzz.jax_oracle import Oracle, worlds
+from tests.fuzz.jax_nets import Exact, Net, Ours, results
+from tests.fuzz.jax_oracle import Oracle, Worlds
 from tests.fuzz.jax_programs import SHARDED, Run
 
 _DEVICES = 4
@@ -26,44 +27,41 @@ def x64(net: Net) -> Any:
     return jax.enable_x64(True) if net.dtype == "float64" else nullcontext()
 
 
+def worlds(net: Net, run: Run) -> list[Worlds[str]]:
+    """Return which values the operands have in a run, or in each of its two examples."""
+    first = frozenset(net.operands if run.world else ())
+    return [first, first ^ frozenset(run.batched)] if run.batched else [first]
+
+
 def in_threads(oracle: Oracle, run: Run) -> list[Any]:
     """Return the results of threads that run the same function, each with its own trace."""
-    barrier, found, errors = threading.Barrier(run.threads), [], []
+    barrier, interval = threading.Barrier(run.threads), sys.getswitchinterval()
 
-    def work() -> None:
+    def work(_: int) -> Any:
         with x64(oracle.net):
             barrier.wait()
-            try:
-                found.append(once(oracle, run, {}))
-            except Exception as error:
-                errors.append(error)
+            return once(oracle, run, {})
 
-    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        workers = [threading.Thread(target=work) for _ in range(run.threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(run.threads) as pool:
+            return [*pool.map(work, range(run.threads))]
     finally:
         sys.setswitchinterval(interval)
-    if errors:
-        raise errors[0]
-    return found
 
 
-def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
+def once(oracle: Oracle, run: Run, kept: dict[Any, Any], kind: Any = Ours) -> Any:
     """Return the results of a run; keep its functions for later runs, as a training loop does."""
     style = (run.loop, run.of_step, run.of_all)
     if style not in kept:
-        kept[style] = _function(oracle.net, *style)
+        kept[style] = _function(kind, oracle.net, *style)
     function, names = kept[style], [*oracle.net.operands]
     world = worlds(oracle.net, run)[0]
-    arrays = [jnp.asarray(one) for one in (*oracle.values(world), *oracle.masks)]
+    values = [*oracle.values(world), *oracle.masks]
     for name, axis in run.batched.items():
         both = [oracle.value(name, (name in world) == is_first) for is_first in (True, False)]
-        arrays[names.index(name)] = jnp.asarray(np.stack(both, axis))
+        values[names.index(name)] = np.stack(both, axis)
+    arrays = [jnp.asarray(one if kind is Ours else one.astype(float)) for one in values]
     argnums = tuple(names.index(name) for name in run.wanted)
     if run.bound:
         function, arrays = _bind(function, arrays, argnums)
@@ -72,6 +70,56 @@ def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
     if key not in kept:
         kept[key] = _derivative(oracle, run, function, argnums)
     return kept[key](*arrays)
+
+
+# For some derivatives: another with the same results.
+_ALIKE = {"vjp_late": "vjp", "grad_of_map": "grad_of_vmap", "grad_of_scan": "grad_of_vmap"}
+_ALIKE |= dict.fromkeys(SHARDED, "grad")
+
+
+def exact(oracle: Oracle, run: Run, **changes: Any) -> Any:
+    """Return the right results of a run: by formulas, in one thread, without wraps and loops."""
+    how = _ALIKE.get(run.derivative, run.derivative)
+    with jax.enable_x64(True):
+        plain = Run(how, run.wanted, run.batched, run.world)._replace(**changes)
+        return once(oracle, plain, {}, Exact)
+
+
+def compare(oracle: Oracle, run: Run, found: Any) -> int:
+    """Compare the results of a run; return the number of derivatives that are not zero."""
+    right, how = exact(oracle, run), run.derivative
+    if how in ("jvp", "linearize"):
+        terms = exact(oracle, run, derivative="grad")
+        oracle.compare("the derivative", found, right, sum(abs(one).sum() for one in terms))
+        return 1
+    (values, found), (right_values, right) = _split(how, found), _split(how, right)
+    size = 0.0
+    if how == "value_and_grad":
+        outs = exact(oracle, run, derivative="forward")
+        size = sum(abs(out * mask).sum() for out, mask in zip(outs, oracle.masks, strict=True))
+    for value, other in zip(values, right_values, strict=True):
+        oracle.compare("a result", value, other, size)
+    count = 0
+    for sides in zip(found, right, strict=True):
+        for name, *both in zip(run.wanted, *sides, strict=True):
+            blocks, others = map(jax.tree.leaves, both)  # a Hessian has a row of blocks
+            size = max(abs(other).max() for other in others)
+            # JAX allows jacfwd where no norm is differentiated, and returns the loss's dtype.
+            dtype = oracle.net.loss_dtype if how == "jacfwd" else oracle.net.operands[name].dtype
+            for block, other in zip(blocks, others, strict=True):
+                assert str(block.dtype) == dtype, f"d{name} is {block.dtype}, expected {dtype}"
+                oracle.compare(f"d{name}", block, other, size)
+                count += bool(block.any())
+    return count
+
+
+def _split(how: str, found: Any) -> tuple[Any, Any]:
+    """Return the results or the loss that are among what a run returned, and all gradients."""
+    if how == "forward":
+        return found, ()
+    if how in ("value_and_grad", "vjp", "vjp_late"):
+        return jax.tree.leaves(found[0]), found[1:]
+    return (), (found,)
 
 
 def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple[Any, list[Any]]:
@@ -87,16 +135,16 @@ def _bind(function: Any, arrays: Sequence[Any], argnums: Sequence[int]) -> tuple
 # --- a network under transformations --------------------------------------------------------------
 
 
-def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]) -> Any:
+def _function(kind: Any, net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]) -> Any:
     """Return a function of operands and masks, which returns the results and the loss."""
-    count, loss_dtype = len(net.operands), net.loss_dtype
+    count, loss_dtype = len(net.operands), net.loss_dtype if kind is Ours else "float64"
 
     def named(arrays: Any) -> dict[str, Any]:
         return dict(zip(net.operands, arrays, strict=True))
 
     def outs_of(*arrays: Any) -> Any:
         wrap = partial(_wrapped, of_step, lambda carry, _: carry, lambda carry, _: carry[0])
-        return results(Ours, net, named(arrays), loop, wrap)
+        return results(kind, net, named(arrays), loop, wrap)
 
     def inputs(*arrays: Any) -> Any:
         return tuple(named(arrays)[{"h": "x", "stream": "r"}[name]] for name in net.results)

@@ -20,7 +20,7 @@ from tests.fuzz.views import is_expanded
 from tests.support.cases import Call, call_of
 from tests.support.covers import Case
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.operands import assert_same_bits, assert_same_fields, at
+from tests.support.operands import assert_same_bits, assert_same_fields
 
 _OF_PARAMETERS = ("dweight", "dbias")
 
@@ -68,8 +68,8 @@ def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bo
     picked = [choose.randrange(count) for _ in range(choose.randint(1, count + 2))]
     if seed % 2:
         picked = choose.sample(range(count), count)
-    found = _run_picked(kernel, case, picked)
-    _assert_rows(found, result, len(picked), count, picked)
+    found = _picked(kernel, case, picked).run()
+    _assert_rows(_rows(found, len(picked), range(len(picked))), _rows(result, count, picked))
     return True
 
 
@@ -86,7 +86,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
     others = [row for row in range(count) if row != number]
     with np.errstate(all="ignore"):
         found = call.run()
-    _assert_rows(_fields(found, count, others), result, len(others), count, others)
+    _assert_rows(_rows(found, count, others), _rows(result, count, others))
     return True
 
 
@@ -98,11 +98,8 @@ def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool
     _scale(call.inputs, ("rstd",), 0.5)
     more = {"eps": 4 * case["eps"]} if "forward" in kernel else {}
     found = call.run(**more)
-    factors = {"y": 1, "residual": 2, "mean": 2, "rstd": 0.5, "dx": 0.5, "dresidual": 0.5}
-    for name, array in result._asdict().items():
-        if array is not None and name not in _accumulated(case):
-            factor = factors.get(name, 1)
-            assert_same_bits(getattr(found, name), array * array.dtype.type(factor), name)
+    factors = {"residual": 2, "mean": 2, "rstd": 0.5, "dx": 0.5, "dresidual": 0.5}
+    _assert_scaled(case, found, result, lambda name: factors.get(name, 1))
     return True
 
 
@@ -111,10 +108,7 @@ def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
     if _has_float16(result):
         return False
     _scale(call.inputs, ("dy", "d_residual"), 2)
-    for name, array in call.run()._asdict().items():
-        if array is not None and name not in _accumulated(case):
-            before = getattr(result, name)
-            assert_same_bits(array, before * before.dtype.type(2), name)
+    _assert_scaled(case, call.run(), result, lambda name: 2)
     return True
 
 
@@ -236,11 +230,7 @@ def _picked(kernel: str, case: Case, picked: Iterable[int]) -> Call:
     return call_of(kernel, case | more, OnNumpy())
 
 
-def _run_picked(kernel: str, case: Case, picked: list[int]) -> Any:
-    return _fields(_picked(kernel, case, picked).run(), len(picked), range(len(picked)))
-
-
-def _fields(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
+def _rows(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
     """Return the results of the given rows, without gradients of parameters."""
     return {
         name: np.ascontiguousarray(array).reshape(count, -1)[[*rows]]
@@ -249,11 +239,17 @@ def _fields(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
     }
 
 
-def _assert_rows(found: Any, result: Any, rows: int, count: int, picked: Iterable[int]) -> None:
-    right = _fields(result, count, picked)
+def _assert_rows(found: dict[str, Any], right: dict[str, Any]) -> None:
     for name, array in found.items():
-        with at(name):
-            assert_same_bits(array, right[name])
+        assert_same_bits(array, right[name], name)
+
+
+def _assert_scaled(case: Case, found: Any, result: Any, factor_of: Callable[[str], float]) -> None:
+    """Check that each field is the result's times a factor, unless it is added to an array."""
+    for name, array in result._asdict().items():
+        if array is not None and name not in _accumulated(case):
+            expected = array * array.dtype.type(factor_of(name))
+            assert_same_bits(getattr(found, name), expected, name)
 
 
 def _numpy(call: Call) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from tests.support.gpu_arrays import OnCupy
 from tests.support.guarded import OnGuarded
 
 
-def check(kernel, seeds, number, examples):
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("seeds", "number", "examples"),
+    [(0, 0, 2), *(pytest.param(1, n, 100, marks=pytest.mark.exhaustive) for n in range(1, 5))],
+)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_examples_are_within_their_bounds_on_every_device(kernel, seeds, number, examples):
     @seed(number)
     @settings(common, max_examples=examples)
     @given(cases(kernel, builds_of(kernel, seeds)))
@@ -32,17 +38,3 @@ def check(kernel, seeds, number, examples):
             call_of(kernel, case, OnGuarded()).check()
 
     check_examples()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_examples_are_within_their_bounds_on_every_device(kernel):
-    check(kernel, 0, 0, 2)
-
-
-@pytest.mark.gpu
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_more_examples_are_within_their_bounds_on_every_device(kernel, part):
-    check(kernel, 1, part + 1, 100)

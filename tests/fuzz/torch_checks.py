@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Check programs of PyTorch; a program that fails is simplified, and printed as a script."""
+"""Check programs of PyTorch; a program that fails is printed as a script."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -17,12 +14,13 @@ from tests.fuzz.torch_runs import Results, Run
 from tests.fuzz.torch_ways import WAYS
 
 # The refusals that the documentation lists, each with its page. Any other exception is a failure.
-REFUSALS: tuple[tuple[type[BaseException], str, str], ...] = (
+REFUSALS = (
     (RuntimeError, r"no second derivatives under torch\.func", "docs/guides/pytorch.md"),
     (NotImplementedError, "jvp", "docs/guides/pytorch.md"),
     (RuntimeError, "modified by an inplace operation", "docs/guides/pytorch.md"),
 )
-_SCRIPT = """from tests.fuzz.torch_checks import check
+_SCRIPT = """As a script, for the root of the repository:
+from tests.fuzz.torch_checks import check
 from tests.fuzz.torch_programs import Program, Step
 
 print(check({program!r}))
@@ -99,54 +97,8 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
 
 
 def run(program: Program) -> Counter[str]:
-    """Check a program; a failing program is simplified, and the error has it as a script."""
+    """Check a program; if it fails, the error has it as a script."""
     try:
         return check(program)
-    except Failed as error:
-        failure = error
-    simple, failure = simplified(program, failure)
-    script = _SCRIPT.format(program=simple)
-    text = f"{failure}\nAs a script, for the root of the repository:\n{script}"
-    raise AssertionError(f"{text}\nIt was drawn as {program!r}") from failure.__cause__
-
-
-def simplified(program: Program, failure: Failed) -> tuple[Program, Failed]:
-    """Return the simplest program that fails in the same way."""
-    for one in simpler(program):
-        its = _failure(one)
-        if str(its)[:12] == str(failure)[:12]:  # this text is an error's type, or what is off
-            return simplified(one, its)
-    return program, failure
-
-
-def _failure(program: Program) -> Any:
-    try:
-        check(program)
     except Failed as failure:
-        return failure
-    except Exception:  # PyTorch cannot run it
-        return None
-
-
-def simpler(program: Program) -> Iterator[Program]:
-    """Yield programs that are simpler in a single way."""
-    steps = program.steps
-    for index, step in enumerate(steps):
-        others = steps[:index], steps[index + 1 :]
-        if len(steps) > 1:
-            yield replace(program, steps=others[0] + others[1])
-        changes: list[dict[str, Any]] = [{"join": "none"}] if step.join != "none" else []
-        changes += [{"made": "function"}] if step.made != "function" else []
-        for field in ("options", "operands"):
-            items = getattr(step, field)
-            changes += [{field: items[:i] + items[i + 1 :]} for i in range(len(items))]
-        for change in changes:
-            yield replace(program, steps=(*others[0], replace(step, **change), *others[1]))
-    for field in ("wraps", "forms", "frozen"):
-        items = getattr(program, field)
-        for i in range(len(items)):
-            yield replace(program, **{field: items[:i] + items[i + 1 :]})
-    default = Program(0, ())
-    for field in ("dtype", "parameters", "dy"):
-        if getattr(program, field) != getattr(default, field):
-            yield replace(program, **{field: getattr(default, field)})
+        raise AssertionError(f"{failure}\n{_SCRIPT.format(program=program)}") from failure

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 from typing import Any
 
+from tests.fuzz.torch_modules import FORMULA_OF
 from tests.fuzz.torch_programs import FORMS, GATES, JOINS, Program, Step
 from tests.fuzz.torch_ways import WAYS
 from tests.fuzz.torch_wraps import DYS, SAVING, WRAPS, keeps_leaf_hooks
@@ -17,85 +17,63 @@ FEW += ("RMSNorm", "AddRMSNorm", "LayerNorm", "nn.LayerNorm", "nn.GroupNorm", "L
 _MORE = ("normalize", "add_layer_norm", "add_normalize", "GatedRMSNorm", "GroupNorm", "nn.RMSNorm")
 _MORE += ("Gemma", "Biased", "Gated")
 NORMS = FEW + _MORE
-_FUNCTIONS = {  # for each module: the function with its formula
-    "RMSNorm": "rms_norm",
-    "AddRMSNorm": "add_rms_norm",
-    "GatedRMSNorm": "rms_norm",
-    "LayerNorm": "layer_norm",
-    "GroupNorm": "group_norm",
-    "nn.RMSNorm": "rms_norm",
-    "nn.LayerNorm": "layer_norm",
-    "nn.GroupNorm": "group_norm",
-    "Llama": "rms_norm",
-    "Gemma": "rms_norm",
-    "Biased": "normalize",
-    "Gated": "rms_norm",
-}
 _VARIANTS = 3  # of each norm in float32; in other dtypes there is one
 _BOTH = ("LayerNorm", "GroupNorm", "nn.LayerNorm", "nn.GroupNorm", "Biased")  # weight and bias
 _HALF = ("float16", "bfloat16")
-_WRAPPED = ("backward", "grad", "parts", "repeated", "toggled", "hooked", "changed", "second")
-_WRAPPED += ("subclassed",)
-
+_WRAPPED = ("backward", "autograd_grad", "parts", "repeated", "toggled", "hooked", "changed")
+_WRAPPED += ("second", "subclassed")
 # In these ways PyTorch has no rule for negated views.
-_BATCHED = ("is_grads_batched", "func.jacrev", "vmap", "vmap of grad", "empty vmap")
+_BATCHED = ("is_grads_batched", "func_jacrev", "batched", "batched_grad", "empty_batch")
 
 
 def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
     """Draw the program of a seed; the seed determines the way, `few` and `norm` limit the norms."""
     rng = Random(f"program {seed}")
-    way, names = [*WAYS][seed % len(WAYS)], FEW if few else NORMS
+    way, names, turn = [*WAYS][seed % len(WAYS)], FEW if few else NORMS, seed // len(WAYS)
     dtype = "float32"
     if not few:
         dtype = rng.choice(["float32"] * 14 + ["float64"] * 2 + ["bfloat16"] * 3 + ["float16"])
-    count = rng.randint(1, 2 if dtype in _HALF else 3 if few else 4)
     steps: list[Step] = []
+    count = rng.randint(1, 2 if dtype in _HALF else 3 if few else 4)
     for _ in range(1 if norm else count):
-        before = [step.function for step in steps]
-        steps.append(_step(rng, norm or rng.choice(names), dtype, few, before))
+        has_stream = any(step.function.startswith("add_") for step in steps)
+        steps.append(_step(rng, norm or rng.choice(names), dtype, few, has_stream))
     if rng.random() < 0.6:  # then the last norm gets the program's dy
-        steps[-1] = Step(**{**vars(steps[-1]), "join": "none"})
-    if way == "copied":  # restored norms of PyTorch need an x with weight's dtype
-        options = [tuple(one for one in step.options if one[0] != "dtype") for step in steps]
-        steps = [replace(step, options=one) for step, one in zip(steps, options, strict=True)]
+        steps[-1] = steps[-1]._replace(join="none")
+    for step in steps if way == "copied" else ():
+        step.options.pop("dtype", None)  # restored norms of PyTorch need an x with weight's dtype
     program = Program(seed, tuple(steps), way, dtype=dtype)
     # Compiled backwards refuse subclasses that they were not traced with.
     dys = [one for one in DYS if way != "compiled" or one not in ("trivial", "wrapped", "async")]
-    more: dict[str, Any] = {
-        "wraps": _wraps(rng, way, seed // len(WAYS), few),
-        "forms": () if norm else _forms(rng, program),
-        "dy": dys[(seed + seed // len(WAYS)) % len(dys)],
-        "uses_stream": rng.random() < 0.7,
-        "parameters": dtype
-        if few
-        else rng.choice([dtype, "float32"] if dtype in _HALF else [dtype]),
-    }
-    program = Program(**{**vars(program), **more})
-    return Program(**{**vars(program), "frozen": _frozen(rng, program, few)})
+    program = program._replace(
+        wraps=_wraps(rng, way, turn, few),
+        forms={} if norm else _forms(rng, program),
+        dy=dys[(seed + turn) % len(dys)],
+        uses_stream=rng.random() < 0.7,
+        parameters=dtype if few else rng.choice([dtype, "float32"][: 1 + (dtype in _HALF)]),
+    )
+    return program._replace(frozen=_frozen(rng, program, few))
 
 
 def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
-    leaves = program.leaves()
     if "reentrant" in program.wraps:  # this wrap needs an input with gradients
         return ()
-    kinds = ["none", "parameters", "inputs"]
-    kind = "some" if not few and rng.random() < 0.1 else rng.choice(kinds)
-    if kind == "some":
-        return tuple(name for name in leaves if rng.random() < 0.4)
-    given = {"none": (), "inputs": "xrg", "parameters": "wctl"}[kind]
-    return tuple(name for name in leaves if name[0] in given)
+    if not few and rng.random() < 0.1:
+        return tuple(name for name in program.leaves() if rng.random() < 0.4)
+    given = rng.choice(["", "wctl", "xrg"])  # none, parameters, inputs
+    return tuple(name for name in program.leaves() if name[0] in given)
 
 
 def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
     """Return wraps for a way: none or one, by rotation, and perhaps a random second."""
     if way not in _WRAPPED:
         return ()
-    some = [one for one in WRAPS if one != "reentrant" or way == "backward"]
-    some = [one for one in some if one != "autocast" or not few]
+    without = ["reentrant"] * (way != "backward") + ["autocast"] * few
     if way == "changed":  # with these wraps PyTorch does not see that saved tensors change
-        some = [one for one in some if one not in ("checkpoint", "reentrant", "subclass")]
+        without += ["checkpoint", "reentrant", "subclass"]
     if way == "hooked" and not keeps_leaf_hooks():
-        some = [one for one in some if one not in SAVING]
+        without += SAVING
+    some = [one for one in WRAPS if one not in without]
     index = (turn + _WRAPPED.index(way)) % (len(some) + 1)
     if index == 0:
         return ()
@@ -103,46 +81,41 @@ def _wraps(rng: Random, way: str, turn: int, few: bool) -> tuple[str, ...]:
     return (first, second) if first != second and rng.random() < 0.4 else (first,)
 
 
-def _forms(rng: Random, program: Program) -> tuple[tuple[str, str], ...]:
-    modules = {n for step in program.steps if step.made != "function" for _, n in step.operands}
+def _forms(rng: Random, program: Program) -> dict[str, str]:
+    of_modules = {n for s in program.steps if s.made != "function" for n in s.operands.values()}
     found = {}
     for name in program.leaves():
-        is_input = name in "xrg"
-        if rng.random() < 0.5 or name == "l" or (name in modules and not is_input):
+        if rng.random() < 0.5 or name == "l" or (name in of_modules and name not in "xrg"):
             continue
-        some = FORMS[:5] + (("x", "x") if name in "rg" else ())
+        some = FORMS[:5] + ("x",) * 2 * (name in "rg")
         if program.dtype not in _HALF and program.way not in _BATCHED:
             some += ("negated",)
         found[name] = rng.choice(some)
-    return tuple(found.items())
+    return found
 
 
-def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> Step:
+def _step(rng: Random, norm: str, dtype: str, few: bool, has_stream: bool) -> Step:
     """Draw a step: options that need another build have few variants, all else is random."""
     variant = 0 if few else rng.randrange(_VARIANTS if dtype == "float32" else 1) + 1
     fixed = Random(f"{norm} {variant}")
-    function = _FUNCTIONS.get(norm, norm)
+    function = FORMULA_OF.get(norm, norm)
     options: dict[str, Any] = {"eps": rng.choice([1e-5, 1e-3, 0.1])}
     operands: dict[str, str] = {}
     if function.startswith("add_"):
-        has_stream = any(one.startswith("add_") for one in before)
         residual = rng.choice(["stream", "stream", "r"] if has_stream else ["r", "r", None])
-        if residual:
-            operands["residual"] = residual
-    if norm in _FUNCTIONS:
-        _module_options(rng, fixed, norm, options, operands, few)
-    elif function in ("group_norm", "instance_norm"):
-        _group_options(rng, fixed, norm, options, operands, few)
-        if dtype in _HALF and options.get("activation") == "relu":
-            options["activation"] = "tanh"  # a rounding may cross the corner of relu
-    else:
-        _row_options(rng, fixed, norm, options, operands, few)
-    made = norm if norm in _FUNCTIONS else "function"
-    return Step(function, made, (*operands.items(),), (*options.items(),), rng.choice(JOINS))
+        operands |= {"residual": residual} if residual else {}
+    is_group = function in ("group_norm", "instance_norm")
+    made = norm if norm in FORMULA_OF else "function"
+    of_kind = _of_function if made == "function" else _of_module
+    of_kind = _of_group if is_group and made == "function" else of_kind
+    of_kind(rng, fixed, norm, options, operands, few)
+    if made == "function" and dtype in _HALF and options.get("activation") == "relu":
+        options["activation"] = "tanh"  # a rounding may cross the corner of relu
+    return Step(function, made, operands, options, rng.choice(JOINS))
 
 
-def _module_options(
-    rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: bool
+def _of_module(
+    rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: Any
 ) -> None:
     plane = norm in ("RMSNorm", "LayerNorm") and rng.random() < 0.25
     kind = "c" if "GroupNorm" in norm else "t" if plane else "w"
@@ -168,24 +141,20 @@ def _module_options(
         options["gate_position"] = fixed.choice(["pre", "post"])
 
 
-def _group_options(
-    rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: bool
-) -> None:
+def _of_group(rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: Any) -> None:
     if (axis := rng.choice([None, None, 1, -1])) is not None:
         options["channel_axis"] = axis
     if norm == "group_norm":
         options["num_groups"] = rng.choice([1, 2, 4])
-    kind = "w" if axis == -1 else "c"
     for argument, number in (("weight", rng.choice("12")), ("bias", "3")):
         if few or fixed.random() < 0.6:
-            operands[argument] = kind + number
+            operands[argument] = ("w" if axis == -1 else "c") + number
     if not few:
         options["activation"] = fixed.choice([None, *GATES])
-        if fixed.random() < 0.2:
-            options["dtype"] = "float64"
+        options |= {"dtype": "float64"} if fixed.random() < 0.2 else {}
 
 
-def _row_options(
+def _of_function(
     rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: bool
 ) -> None:
     if rng.random() < 0.2:

@@ -12,6 +12,13 @@ from torch.nn import functional
 import cunorm.torch as ct
 
 CHANNELS, WIDTH = 4, 8
+FORMULA_OF = {  # for each module: the function with its formula
+    **dict.fromkeys(
+        ("RMSNorm", "GatedRMSNorm", "nn.RMSNorm", "Llama", "Gemma", "Gated"), "rms_norm"
+    ),
+    **{"LayerNorm": "layer_norm", "nn.LayerNorm": "layer_norm", "AddRMSNorm": "add_rms_norm"},
+    **{"GroupNorm": "group_norm", "nn.GroupNorm": "group_norm", "Biased": "normalize"},
+}
 
 
 class Llama(nn.Module):

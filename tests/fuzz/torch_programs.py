@@ -7,9 +7,8 @@ plain PyTorch in any dtype. Formulas in float64 are the oracle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 import cunorm.torch as ct
 from tests.fuzz.torch_modules import CHANNELS, WIDTH, module_of
+from tests.support.formulas import Formulas
 
 SHAPE = (3, CHANNELS, WIDTH)
 PARAMETERS = {"w": (WIDTH,), "c": (CHANNELS,), "t": (CHANNELS, WIDTH)}  # of rows, channels, planes
@@ -35,24 +35,22 @@ GATES = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A norm of the previous value, and how its result becomes the next value."""
 
     function: str
-    made: str = "function"  # or the name of a module
-    operands: tuple[tuple[str, str], ...] = ()  # names of leaves, or "stream", by argument
-    options: tuple[tuple[str, Any], ...] = ()
+    made: str  # "function", or the name of a module
+    operands: dict[str, str]  # names of leaves, or "stream", by argument
+    options: dict[str, Any]
     join: str = "none"
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     seed: int
     steps: tuple[Step, ...]
     way: str = "backward"
     wraps: tuple[str, ...] = ()
-    forms: tuple[tuple[str, str], ...] = ()  # of leaves that are not plain
+    forms: dict[str, str] = {}  # noqa: RUF012  # of leaves that are not plain
     frozen: tuple[str, ...] = ()  # leaves without gradient
     dtype: str = "float32"
     parameters: str = "float32"  # the dtype of parameters
@@ -61,7 +59,7 @@ class Program:
 
     def leaves(self) -> list[str]:
         """Return the names of all leaves: x, r and g have x's shape, others are parameters."""
-        named = [name for step in self.steps for _, name in step.operands if name != "stream"]
+        named = [name for step in self.steps for name in step.operands.values() if name != "stream"]
         linear = ["l"] if any(step.join == "linear" for step in self.steps) else []
         return list(dict.fromkeys(["x", *named, *linear]))
 
@@ -69,7 +67,7 @@ class Program:
         return [name for name in self.leaves() if name in "xrg" and self.form(name) != "x"]
 
     def form(self, name: str) -> str:
-        return dict(self.forms).get(name, "plain")
+        return self.forms.get(name, "plain")
 
     def wanted(self) -> list[str]:
         names = [name for name in self.leaves() if self.form(name) != "x"]
@@ -120,29 +118,22 @@ class Norm(nn.Module):
     def __init__(self, step: Step, by: str) -> None:
         super().__init__()
         self.step, self.by = step, by
-        self.module = (
-            module_of(step.made, dict(step.options))
-            if by == "cunorm" and step.made != "function"
-            else None
-        )
+        is_module = by == "cunorm" and step.made != "function"
+        self.module = module_of(step.made, dict(step.options)) if is_module else None
 
     def forward(self, x: Any, operands: dict[str, Any]) -> tuple[Any, Any]:
         """Return y and the new stream, which may be None."""
-        options = dict(self.step.options)
+        function, options = self.step.function, self.step.options
         if self.by != "cunorm":
-            return formula(self.step.function, x, operands, options, exact=self.by == "exact")
+            return formula(function, x, operands, dict(options), exact=self.by == "exact")
         if self.module is not None:
             rows = [operands[name] for name in ("residual", "gate") if name in operands]
             result = self.module(x, *rows)
         else:
-            if self.step.function.startswith("add_"):
-                operands = {"residual": None, **operands}
-            result = getattr(ct, self.step.function)(x, **operands, **_dtypes(options))
+            more = {"residual": None} if function.startswith("add_") else {}
+            dtypes = {n: getattr(torch, v) for n, v in options.items() if n.endswith("dtype")}
+            result = getattr(ct, function)(x, **more | operands, **options | dtypes)
         return tuple(result) if isinstance(result, tuple) else (result, None)
-
-
-def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
-    return {n: getattr(torch, v) if n.endswith("dtype") else v for n, v in options.items()}
 
 
 class Net(nn.Module):
@@ -164,7 +155,7 @@ class Net(nn.Module):
     def tie(self) -> None:
         """Make modules use the parameters of the network."""
         for norm in self.norms:
-            for argument, name in norm.step.operands if norm.module is not None else ():
+            for argument, name in norm.step.operands.items() if norm.module else ():
                 if name in self.own:
                     setattr(norm.module, argument, self.own[name])
 
@@ -182,7 +173,7 @@ class Net(nn.Module):
         for norm in self.norms:
             named = {
                 argument: stream if name == "stream" else operand(name)
-                for argument, name in norm.step.operands
+                for argument, name in norm.step.operands.items()
                 if name != "stream" or stream is not None
             }
             y, new = norm(value, named)
@@ -205,68 +196,28 @@ def formula(
 ) -> tuple[Any, Any]:
     """Return y and the new stream by PyTorch's operations; with `exact`, all are in float64."""
     stream, y_dtype = None, x.dtype
+    residual, stream_dtype = operands.get("residual"), options.pop("residual_dtype", None)
     if function.startswith("add_"):
-        s = _stream(x, operands.get("residual"), options, exact=exact)
+        s = _stream(x, residual, stream_dtype, exact=exact)
         stream = x if s is x else s.view_as(s)  # so that a hook on the stream does not change y
         x, function = s, function[4:]
-    compute = (
-        torch.float64
-        if exact
-        else torch.promote_types(x.dtype, torch.promote_types(y_dtype, torch.float32))
-    )
-    weight, bias, gate = (
-        None if operands.get(name) is None else operands[name].to(compute)
-        for name in ("weight", "bias", "gate")
-    )
-    if "dtype" in options and not exact:
-        y_dtype = getattr(torch, options["dtype"])
+    wide = torch.promote_types(x.dtype, torch.promote_types(y_dtype, torch.float32))
+    compute = torch.float64 if exact else wide
+    given = {name: one.to(compute) for name, one in operands.items() if name != "residual"}
+    y_dtype = getattr(torch, options.pop("dtype", str(y_dtype)[6:]))
+    formulas = Formulas(GATES, lambda r: r if exact else r.to(y_dtype).to(compute))
     if function in ("group_norm", "instance_norm"):
-        y = _group_formula(function, x.to(compute), weight, bias, options)
-        return y.to(y_dtype), None
-    axis, groups = options.get("axis", -1), options.get("groups", 1)
-    g = None if gate is None else GATES[options.get("gate_activation", "silu")](gate)
-    is_pre = options.get("gate_position", "post") == "pre"
-    q = x.to(compute) if g is None or not is_pre else x.to(compute) * g
-    q = q.flatten(axis).unflatten(-1, (groups, -1))
-    if function == "layer_norm" or options.get("center"):
-        q = q - q.mean(-1, keepdim=True)
-    eps = options.get("eps", {"l2_norm": 1e-12, "layer_norm": 1e-5}.get(function, 1e-6))
-    width, c = q.shape[-1], 1.0 if function == "l2_norm" else options.get("c")
-    r = (
-        q
-        * (
-            q.square().mean(-1, keepdim=True) + eps / (width if function == "l2_norm" else 1)
-        ).rsqrt()
-    )
-    r = r if c is None else r * (c / width**0.5)
-    r = r.flatten(-2).reshape(x.shape)
-    if options.get("round_before_weight") and weight is not None and not exact:
-        r = r.to(y_dtype).to(compute)
+        options = {"channel_axis": 1} | options  # the default of cunorm.torch
+    y = getattr(formulas, function)(x.to(compute), **given, **options)
+    if options.get("round_before_weight") and "weight" in given:
         y_dtype = torch.promote_types(y_dtype, operands["weight"].dtype)
-    n = r if weight is None else r * (weight + options.get("weight_offset", 0.0))
-    n = n if bias is None else n + bias
-    n = n if g is None or is_pre else n * g
-    return n.to(compute if exact else y_dtype), stream
+    return y.to(compute if exact else y_dtype), stream
 
 
-def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> Any:
-    name = options.get("residual_dtype")
+def _stream(x: Any, residual: Any, name: str | None, *, exact: bool) -> Any:
     dtype = getattr(torch, name) if name else x.dtype if residual is None else residual.dtype
     if residual is None:
         return x if exact else x.to(dtype)
     compute = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
     s = x.to(compute) + residual.to(compute)
     return s if exact else s.to(dtype)
-
-
-def _group_formula(function: str, x: Any, weight: Any, bias: Any, options: dict[str, Any]) -> Any:
-    axis = options.get("channel_axis", 1)  # the default of cunorm.torch
-    first = x.movedim(axis, 1)
-    count = first.shape[1] if function == "instance_norm" else options["num_groups"]
-    q = first.unflatten(1, (count, -1)).flatten(2)
-    q = q - q.mean(-1, keepdim=True)
-    r = q * (q.square().mean(-1, keepdim=True) + options.get("eps", 1e-5)).rsqrt()
-    n = r.reshape(first.shape)
-    n = n if weight is None else n * weight[:, None]
-    n = n if bias is None else n + bias[:, None]
-    return GATES[options.get("activation") or "identity"](n).movedim(1, axis)

@@ -44,10 +44,8 @@ class Run:
     def subclass(self, *, inputs: bool, parameters: bool) -> None:
         """Make leaves tensors of a subclass with plain memory."""
         if inputs:
-            self.inputs = [
-                one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
-                for one in self.inputs
-            ]
+            own = [(one.detach().as_subclass(Trivial), one.requires_grad) for one in self.inputs]
+            self.inputs = [one.requires_grad_(needed) for one, needed in own]
         for name, one in [*self.net.own.items()] if parameters else ():
             self.net.own[name] = TrivialParameter(one.detach(), one.requires_grad)
         self.net.tie()
@@ -71,12 +69,9 @@ class Run:
 
     def recorded(self, outputs: Any) -> tuple[Any, Any]:
         """Return the outputs that require gradients, and their incoming gradients."""
-        pairs = [
-            (one, dy)
-            for one, dy in zip(outputs, self.dys(outputs), strict=True)
-            if one.requires_grad
-        ]
-        return tuple(zip(*pairs, strict=True)) or ((), ())
+        pairs = zip(outputs, self.dys(outputs), strict=True)
+        kept = [(one, dy) for one, dy in pairs if one.requires_grad]
+        return tuple(zip(*kept, strict=True)) or ((), ())
 
     def call(self, leaves: dict[str, Any]) -> tuple[Any, ...]:
         """Return the outputs for other leaves."""

@@ -22,8 +22,6 @@ from tests.fuzz.torch_programs import leaf
 from tests.fuzz.torch_runs import Results, Run, named, results
 from tests.fuzz.torch_wraps import plain
 
-# --- ways -----------------------------------------------------------------------------------------
-
 
 def backward(run: Run) -> Results:
     outputs = run.outputs()
@@ -114,12 +112,10 @@ def second(run: Run) -> Results:
 def is_grads_batched(run: Run) -> Results:
     outputs, wanted = run.outputs(), run.wanted()
     recorded, _ = run.recorded(outputs)
-    dys = [
-        torch.stack([run.number(o, f"{i} {k}") for k in range(2)]) for i, o in enumerate(recorded)
-    ]
-    found = torch.autograd.grad(
-        recorded, [*wanted.values()], dys, is_grads_batched=True, allow_unused=True
-    )
+    pairs = [[run.number(one, f"{i} {k}") for k in range(2)] for i, one in enumerate(recorded)]
+    options = {"is_grads_batched": True, "allow_unused": True}
+    sources, dys = [*wanted.values()], [*map(torch.stack, pairs)]
+    found = torch.autograd.grad(recorded, sources, dys, **options)
     return results(outputs) | named("d ", wanted, map(plain, found))
 
 
@@ -206,18 +202,13 @@ def compiled(run: Run) -> Results:
 
 def through_fx(run: Run) -> Results:
     """Trace the gradient of the loss with make_fx, or functionalize it."""
-    wanted = _detached(run.wanted())
-    if run.by != "cunorm":
-        return func_grad(run)
-    if run.program.seed % 2:
-        found = torch.func.functionalize(grad(run.loss))(wanted)
-        return named("d ", found, found.values())
-
-    def gradients(*leaves: Any) -> tuple[Any, ...]:
-        return tuple(grad(run.loss)(dict(zip(wanted, leaves, strict=True))).values())
-
-    graph = make_fx(gradients)(*(one * -0.5 for one in wanted.values()))
-    return named("d ", wanted, graph(*wanted.values()))
+    wanted, derived = _detached(run.wanted()), grad(run.loss)
+    if run.by == "cunorm" and run.program.seed % 2:
+        derived = torch.func.functionalize(derived)
+    elif run.by == "cunorm":
+        others = {name: one * -0.5 for name, one in wanted.items()}
+        derived = make_fx(lambda leaves: grad(run.loss)(leaves))(others)
+    return named("d ", wanted, derived(wanted).values())
 
 
 def subclassed(run: Run) -> Results:
@@ -268,29 +259,10 @@ def forward_mode(run: Run) -> Results:
     return results(outputs) | named("t ", range(len(found)), found)
 
 
+_OF_AUTOGRAD = (backward, autograd_grad, parts, repeated, toggled, hooked, changed, second)
+_OF_FUNC = (is_grads_batched, func_grad, func_vjp, func_jacrev, batched, batched_grad, empty_batch)
+_OF_MODULES = (functional, traced, compiled, through_fx, subclassed, copied, threads)
+_REFUSED = (second_func, forward_mode)  # some of their programs
 WAYS: dict[str, Callable[[Run], Results]] = {
-    "backward": backward,
-    "grad": autograd_grad,
-    "parts": parts,
-    "repeated": repeated,
-    "toggled": toggled,
-    "hooked": hooked,
-    "changed": changed,
-    "second": second,
-    "is_grads_batched": is_grads_batched,
-    "func.grad": func_grad,
-    "func.vjp": func_vjp,
-    "func.jacrev": func_jacrev,
-    "vmap": batched,
-    "vmap of grad": batched_grad,
-    "empty vmap": empty_batch,
-    "functional_call": functional,
-    "traced": traced,
-    "compiled": compiled,
-    "fx": through_fx,
-    "subclassed": subclassed,
-    "copied": copied,
-    "threads": threads,
-    "second func": second_func,
-    "forward mode": forward_mode,
+    way.__name__: way for way in (*_OF_AUTOGRAD, *_OF_FUNC, *_OF_MODULES, *_REFUSED)
 }

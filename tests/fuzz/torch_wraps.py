@@ -52,18 +52,12 @@ def plain(one: Any) -> Any:
     return one.as_subclass(torch.Tensor).resolve_neg()
 
 
-# --- gradients that arrive ------------------------------------------------------------------------
-
-
-def _expanded(dy: Any) -> Any:
-    return dy[:1].expand(dy.shape)
-
-
+# Gradients that arrive.
 DYS: dict[str, Callable[[Any], Any]] = {
     "plain": lambda dy: dy,
-    "expanded": _expanded,
+    "expanded": lambda dy: dy[:1].expand(dy.shape),
     "zero-strided": lambda dy: dy[:1, :1, :1].squeeze().expand(dy.shape),
-    "negated": lambda dy: torch._neg_view(dy),
+    "negated": torch._neg_view,
     "transposed": lambda dy: dy.transpose(0, -1).contiguous().transpose(0, -1),
     "trivial": lambda dy: dy.as_subclass(Trivial),
     "wrapped": Wrapped,
@@ -75,30 +69,20 @@ DYS: dict[str, Callable[[Any], Any]] = {
 # --- ways to run the forward ----------------------------------------------------------------------
 
 
-def _checkpointed(forward: Any, *, use_reentrant: bool) -> Any:
-    def run(*inputs: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=use_reentrant)
+def _within(context: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Return a wrap that runs the forward in a context."""
 
-    return run
+    def wrap(forward: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            with context():
+                return forward(*inputs)
 
+        return run
 
-def _saving(forward: Any, pack: Any, unpack: Any) -> Any:
-    def run(*inputs: Any) -> Any:
-        with saved_tensors_hooks(pack, unpack):
-            return forward(*inputs)
-
-    return run
+    return wrap
 
 
-def _autocast(forward: Any) -> Any:
-    def run(*inputs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return forward(*inputs)
-
-    return run
-
-
-def _after(forward: Any, mode: Any) -> Any:
+def _after(mode: Callable[[], Any], forward: Any) -> Any:
     """Run the forward twice, first in a mode that records nothing."""
 
     def run(*inputs: Any) -> Any:
@@ -142,18 +126,20 @@ def keeps_leaf_hooks() -> bool:
 
 SAVING = ("checkpoint", "packed", "strided", "subclass")  # these wraps use `saved_tensors_hooks`
 WRAPS: dict[str, Callable[[Any], Any]] = {
-    "checkpoint": partial(_checkpointed, use_reentrant=False),
-    "reentrant": partial(_checkpointed, use_reentrant=True),
-    "packed": partial(_saving, pack=_to_bytes, unpack=lambda data: torch.load(io.BytesIO(data))),
-    "strided": partial(  # unpacked with other strides
-        _saving,
-        pack=lambda t: t.detach().clone(),
-        unpack=lambda t: torch.stack([t, t + 1], -1)[..., 0],
+    "checkpoint": lambda forward: partial(checkpoint, forward, use_reentrant=False),
+    "reentrant": lambda forward: partial(checkpoint, forward, use_reentrant=True),
+    "packed": _within(
+        lambda: saved_tensors_hooks(_to_bytes, lambda data: torch.load(io.BytesIO(data)))
     ),
-    "subclass": partial(
-        _saving, pack=lambda t: t.detach(), unpack=lambda t: t.clone().as_subclass(Trivial)
+    "strided": _within(  # unpacked with other strides
+        lambda: saved_tensors_hooks(
+            lambda t: t.detach().clone(), lambda t: torch.stack([t, t + 1], -1)[..., 0]
+        )
     ),
-    "autocast": _autocast,
-    "no_grad": partial(_after, mode=torch.no_grad),
-    "inference": partial(_after, mode=torch.inference_mode),
+    "subclass": _within(
+        lambda: saved_tensors_hooks(lambda t: t.detach(), lambda t: t.clone().as_subclass(Trivial))
+    ),
+    "autocast": _within(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "no_grad": partial(_after, torch.no_grad),
+    "inference": partial(_after, torch.inference_mode),
 }

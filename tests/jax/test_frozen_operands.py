@@ -35,87 +35,38 @@ def drawn(*shapes):
     return [jnp.asarray(draw(f"frozen {i}", shape, "float64")) for i, shape in enumerate(shapes)]
 
 
-def assert_gradients(own, formula, wanted, arrays):
+def assert_gradients(own, formula, wanted, arrays, of_each=lambda derived: derived):
     """Compare the gradients of each choice of operands, in the order of `wanted`."""
-    exact = jax.jit(jax.grad(formula, tuple(range(len(arrays)))))(*arrays)
+    exact = jax.jit(of_each(jax.grad(formula, tuple(range(len(arrays))))))(*arrays)
     assert all(np.abs(one).max() > 0.01 for one in exact), "a comparison of zeros"
     for argnums in wanted:
-        found = jax.grad(own, argnums)(*arrays)
+        found = of_each(jax.grad(own, argnums))(*arrays)
         for argnum, got in zip(np.atleast_1d(argnums), jax.tree.leaves(found), strict=True):
             with at(f"operand {argnum} of {argnums}"):
                 np.testing.assert_allclose(got, exact[argnum], **CLOSE)
 
 
-# Nets of two norms in sequence; `norm_named` returns the norm of a name.
-def weighted(norm_named):
-    norm = norm_named("rms_norm")
-    return lambda x, w, v: norm(jnp.tanh(norm(x, w)), v)
+# Nets of two norms in sequence; `norms` is the module of the norms.
+def weighted(norms):
+    return lambda x, w, v: norms.rms_norm(jnp.tanh(norms.rms_norm(x, w)), v)
 
 
-def gated(norm_named):
-    norm = norm_named("rms_norm")
-    return lambda x, g, w: norm(jnp.tanh(norm(x, w, gate=g)), w, gate=x)
+def gated(norms):
+    return lambda x, g, w: norms.rms_norm(jnp.tanh(norms.rms_norm(x, w, gate=g)), w, gate=x)
 
 
-def streams(norm_named):
+def streams(norms):
     def run(x, s, w, v, b):
-        x, s = norm_named("add_rms_norm")(x, s, w)
-        x, s = norm_named("add_layer_norm")(jnp.tanh(x), s, v, b)
+        x, s = norms.add_rms_norm(x, s, w)
+        x, s = norms.add_layer_norm(jnp.tanh(x), s, v, b)
         return x + s**2
 
     return run
 
 
-def groups(norm_named):
-    norm = partial(norm_named("group_norm"), num_groups=2, activation="silu")
+def groups(norms):
+    norm = partial(norms.group_norm, num_groups=2, activation="silu")
     return lambda x, w, v: norm(jnp.tanh(norm(x, weight=w)), weight=v)
-
-
-ROWS, IMAGES = (3, 6), (2, 3, 6)
-NETS = {
-    "gated": (gated, (ROWS, ROWS, 6)),
-    "streams": (streams, (ROWS, ROWS, 6, 6, 6)),
-    "groups": (groups, (IMAGES, 6, 6)),
-}
-
-
-def losses(net):
-    """Return two losses of a net: with cunorm's functions, and with formulas."""
-    nets = [net(partial(getattr, module)) for module in (cunorm.jax, jax_formulas)]
-    return [lambda *arrays, run=run: (run(*arrays) ** 3).sum() for run in nets]
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_each_operand_has_its_gradient_whichever_was_asked_for_before(name):
-    net, shapes = NETS[name]
-    arrays, argnums = drawn(*shapes), [*range(len(shapes))]
-    assert_gradients(*losses(net), [*argnums, *reversed(argnums), tuple(argnums)], arrays)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 0), ((0, 1), 1, 0)])
-def test_a_refused_derivative_and_any_order_change_no_gradient(order):
-    own, formula = losses(weighted)
-    w, v, x = drawn(3, 3, (1, 3))
-
-    def of_weights(loss):
-        return lambda w, v: loss(x, w, v)
-
-    assert_gradients(of_weights(own), of_weights(formula), order, (w, v))
-    with pytest.raises(NotImplementedError):
-        jax.hessian(of_weights(own))(w, v)
-    assert_gradients(of_weights(own), of_weights(formula), order, (w, v))
-
-
-def test_two_pullbacks_of_one_norm_by_different_operands_are_each_right_in_any_order():
-    x, w, dy = drawn((4, 7), 7, (4, 7))
-    for names in (("x", "w"), ("w", "x")):
-        pulls, rights = {}, {}
-        for name in names:
-            for kept, norm in ((pulls, cunorm.jax.rms_norm), (rights, jax_formulas.rms_norm)):
-                of_one = {"x": lambda x, f=norm: f(x, w), "w": lambda w, f=norm: f(x, w)}
-                kept[name] = jax.vjp(of_one[name], {"x": x, "w": w}[name])[1]
-        for name in ("x", "w", "x"):
-            np.testing.assert_allclose(pulls[name](dy)[0], rights[name](dy)[0], **CLOSE)
 
 
 def scanned(layer):
@@ -130,45 +81,67 @@ def scanned(layer):
     return run
 
 
-def chosen(layer):
-    """Return a layer with a branch that leaves out the first weight."""
-    other = lambda x, w, v: layer(x, v, v)  # noqa: E731
-    return lambda x, w, v: jax.lax.cond(x.sum() > 0, layer, other, x, w, v)
-
-
 def of_both(layer):
     """Return a layer that runs on x and on -x, and leaves out the first weight for one of them."""
-    batch = jax.vmap(chosen(layer), (0, None, None))
+    other = lambda x, w, v: layer(x, v, v)  # noqa: E731
+    chosen = lambda x, w, v: jax.lax.cond(x.sum() > 0, layer, other, x, w, v)  # noqa: E731
+    batch = jax.vmap(chosen, (0, None, None))
     return lambda x, w, v: batch(jnp.stack([x, -x]), w, v).sum(0)
 
 
-FORMS = {
-    "jit": jax.jit,
-    "checkpoint": jax.checkpoint,
-    "scan with checkpoint": scanned,
-    "vmap of cond": of_both,
+ROWS, IMAGES, WEIGHTED = (3, 6), (2, 3, 6), ((2, 5), 5, 5)
+# For each case: the net, its operands, what transforms it and its derivative.
+NETS = {
+    "gated": (gated, (ROWS, ROWS, 6)),
+    "streams": (streams, (ROWS, ROWS, 6, 6, 6)),
+    "groups": (groups, (IMAGES, 6, 6)),
+    "jit": (weighted, WEIGHTED, jax.jit),
+    "checkpoint": (weighted, WEIGHTED, jax.checkpoint),
+    "scan with checkpoint": (weighted, WEIGHTED, scanned),
+    "vmap of cond": (weighted, WEIGHTED, of_both),
+    "each example": (
+        weighted,
+        WEIGHTED,
+        lambda layer: layer,
+        lambda derived: jax.vmap(derived, (0, None, None)),
+    ),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_transformed_norms_have_the_gradients_of_the_operands_that_are_not_frozen(form):
-    arrays = drawn((2, 5), 5, 5)
-    losses_ = []
-    for module in (cunorm.jax, jax_formulas):
-        run = FORMS[form](weighted(partial(getattr, module)))  # made once: JAX keeps its traces
-        losses_.append(lambda *arrays, run=run: (run(*arrays) ** 3).sum())
-    assert_gradients(*losses_, [1, 2, 0, (0, 2), 1], arrays)
+def losses(net, transform=lambda layer: layer):
+    """Return two losses of a net: with cunorm's functions, and with formulas."""
+    runs = [transform(net(norms)) for norms in (cunorm.jax, jax_formulas)]  # JAX keeps their traces
+    return [lambda *arrays, run=run: (run(*arrays) ** 3).sum() for run in runs]
 
 
-def test_gradients_of_each_example_are_those_of_the_operands_that_are_not_frozen():
-    arrays = drawn((3, 5), 5, 5)
-    own, formula = losses(weighted)
-    all_argnums, axes = (0, 1, 2), (0, None, None)
-    exact = jax.jit(jax.vmap(jax.grad(formula, all_argnums), axes))(*arrays)
-    for argnums in ((2,), (1,), (0,), (0, 1), (2,)):
-        found = jax.vmap(jax.grad(own, argnums), axes)(*arrays)
-        for argnum, got in zip(argnums, found, strict=True):
-            np.testing.assert_allclose(got, exact[argnum], **CLOSE)
+@pytest.mark.parametrize("name", NETS)
+def test_each_operand_has_its_gradient_whichever_was_asked_for_before(name):
+    net, shapes, *transforms = NETS[name]
+    argnums = [*range(len(shapes))]
+    wanted = [*argnums, (0, 2), *reversed(argnums), tuple(argnums)]
+    assert_gradients(*losses(net, *transforms[:1]), wanted, drawn(*shapes), *transforms[1:])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0), ((0, 1), 1, 0)])
+def test_a_refused_derivative_and_any_order_change_no_gradient(order):
+    w, v, x = drawn(3, 3, (1, 3))
+    own, formula = (lambda w, v, loss=loss: loss(x, w, v) for loss in losses(weighted))
+    assert_gradients(own, formula, order, (w, v))
+    with pytest.raises(NotImplementedError):
+        jax.hessian(own)(w, v)
+    assert_gradients(own, formula, order, (w, v))
+
+
+def test_two_pullbacks_of_one_norm_by_different_operands_are_each_right_in_any_order():
+    x, w, dy = drawn((4, 7), 7, (4, 7))
+    for names in (("x", "w"), ("w", "x")):
+        pulls = []
+        for norm in (cunorm.jax.rms_norm, jax_formulas.rms_norm):
+            of = {"x": (lambda x, f=norm: f(x, w), x), "w": (lambda w, f=norm: f(x, w), w)}
+            pulls.append({name: jax.vjp(*of[name])[1] for name in names})
+        for name in ("x", "w", "x"):
+            found, right = (pull[name](dy)[0] for pull in pulls)
+            np.testing.assert_allclose(found, right, **CLOSE)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -215,19 +188,12 @@ def test_a_flax_net_whose_last_norm_is_frozen_trains_the_others():
             return x
 
     x, *scales = drawn((3, 8), *[8] * 5)
-    target = jnp.arange(24.0).reshape(3, 8)
-
-    def is_trained(path, value):
-        return isinstance(value, nnx.Param) and path[1] != 4
-
-    found = []
-    for norm in (cunorm.jax.rms_norm, lambda x, scale: jax_formulas.rms_norm(x, scale[...])):
-        net = Net(norm, scales)
-        derive = nnx.grad(
-            lambda net: ((net(x) - target) ** 2).mean(), argnums=nnx.DiffState(0, is_trained)
-        )
-        found.append(jax.tree.leaves(derive(net)))
-    assert len(found[0]) == 4
-    for got, right in zip(*found, strict=True):
-        assert np.abs(right).max() > 1e-3
-        np.testing.assert_allclose(got, right, **CLOSE)
+    is_trained = lambda path, value: isinstance(value, nnx.Param) and path[1] != 4  # noqa: E731
+    loss = lambda net: ((net(x) - jnp.arange(24.0).reshape(3, 8)) ** 2).mean()  # noqa: E731
+    derive = nnx.grad(loss, argnums=nnx.DiffState(0, is_trained))
+    norms = (cunorm.jax.rms_norm, lambda x, scale: jax_formulas.rms_norm(x, scale[...]))
+    found, right = (jax.tree.leaves(derive(Net(norm, scales))) for norm in norms)
+    assert len(found) == 4
+    for got, its in zip(found, right, strict=True):
+        assert np.abs(its).max() > 1e-3
+        np.testing.assert_allclose(got, its, **CLOSE)

@@ -95,19 +95,18 @@ def test_values_and_gradients_are_those_of_the_oracle(function, given, options, 
             np.testing.assert_allclose(got, right, **CLOSE)
 
 
-def test_a_loss_of_y_or_of_the_stream_alone_has_the_gradients_of_that_result():
-    for field in (0, 1):
-        a = drawn({})
-        dy, arrays = a.dy, (a.x, a.residual, a.weight)
+@pytest.mark.parametrize("field", [0, 1])
+def test_a_loss_of_y_or_of_the_stream_alone_has_the_gradients_of_that_result(field):
+    a, names = drawn({}), ("x", "residual", "weight")
 
-        def used(*arrays, field=field, dy=dy):
-            return (cunorm.jax.add_rms_norm(*arrays)[field] * dy).sum()
+    def used(*arrays):
+        return (cunorm.jax.add_rms_norm(*arrays)[field] * drawn({}).dy).sum()
 
-        found = jax.jit(jax.grad(used, (0, 1, 2)))(*arrays)
-        a.dy, a.d_residual = (0 * dy, dy) if field else (dy, 0 * dy)
-        _, grads = row_norm(a, ("residual", "weight"))
-        for got, right in zip(found, (grads.dx, grads.dresidual, grads.dweight), strict=True):
-            np.testing.assert_allclose(got, right, **CLOSE)
+    found = jax.jit(jax.grad(used, (0, 1, 2)))(*(getattr(a, name) for name in names))
+    a.dy, a.d_residual = (0 * a.dy, a.dy) if field else (a.dy, 0 * a.dy)
+    _, grads = row_norm(a, names[1:])
+    for name, got in zip(names, found, strict=True):
+        np.testing.assert_allclose(got, getattr(grads, f"d{name}"), **CLOSE)
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias"])

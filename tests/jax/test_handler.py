@@ -61,6 +61,26 @@ def empty(spec):
     return np.full(shape, 255 if dtype == "uint8" else np.nan, dtype)
 
 
+def on_gpu(gpu, call, inputs=None, api=None):
+    """Return a call's API, and its frame with results on a GPU; ones are the usual inputs."""
+    api, inputs = api or Api(), inputs or [gpu.put(np.ones(*spec)) for spec in call.inputs]
+    results = [gpu.put(empty(spec)) for spec in call.results]
+    gpu.cupy.cuda.runtime.deviceSynchronize()
+    frame = Frame(api, call.text, *([a.data.ptr for a in arrays] for arrays in (inputs, results)))
+    frame.inputs, frame.results = inputs, results  # so that their memory is not freed
+    return api, frame
+
+
+def on_stream(gpu, call, inputs):
+    """Make a call on a new stream; return its results."""
+    stream = gpu.cupy.cuda.Stream(non_blocking=True)
+    api, frame = on_gpu(gpu, call, inputs, Api(stream=stream.ptr))
+    assert frame.handle(_handler.run_on_cuda) is None, api.errors
+    stream.synchronize()
+    assert api.contexts == [CONTEXT]
+    return [gpu.get(one) for one in frame.results]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
@@ -69,35 +89,25 @@ def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, m
     early, launch = [], _driver.launch_dependent
     noted = lambda *args: (early.append(args[2].build.kernel), launch(*args))  # noqa: E731
     monkeypatch.setattr(_driver, "launch_dependent", noted)
-    gpu, api = OnCupy(), Api()
-    call = calls(*norm)[is_backward]
+    gpu, call = OnCupy(), calls(*norm)[is_backward]
     inputs = [draw(f"{index}", *spec) for index, spec in enumerate(call.inputs)]
     expected = [empty(spec) for spec in call.results if spec[1] != "uint8"]  # not a workspace
     at = [[one.ctypes.data for one in arrays] for arrays in (inputs, expected)]
     assert Frame(Api(), call.text, *at).handle(_handler.run_on_cpu) is None
-    given = [gpu.put(one) for one in inputs]
-    results = [gpu.put(empty(spec)) for spec in call.results]
-    gpu.cupy.cuda.runtime.deviceSynchronize()
-    stream = gpu.cupy.cuda.Stream(non_blocking=True)
-    api.stream = stream.ptr
-    at = [[one.data.ptr for one in arrays] for arrays in (given, results)]
     with softgpu.settings(streams="late") if softgpu.is_loaded() else nullcontext():
-        assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
-        stream.synchronize()
-        assert api.contexts == [CONTEXT]
+        results = on_stream(gpu, call, [gpu.put(one) for one in inputs])
         assert not softgpu.is_loaded() or early == is_backward * ["param_grad"]
         for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
-            np.testing.assert_allclose(gpu.get(one), right, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(one, right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
 def test_a_call_on_a_gpu_without_its_workspace_is_refused():
-    gpu, api, call = OnCupy(), Api(), calls(*ROWS)[1]
+    gpu, call = OnCupy(), calls(*ROWS)[1]
     *results, workspace = call.results
     assert workspace[1] == "uint8"
-    arrays = [gpu.put(np.ones(*spec)) for spec in (*call.inputs, *results)]
-    at = [one.data.ptr for one in arrays]
-    assert Frame(api, call.text, at[:4], at[4:]).handle(_handler.run_on_cuda)
+    api, frame = on_gpu(gpu, call._replace(results=results))
+    assert frame.handle(_handler.run_on_cuda)
     assert "4 arguments and 2 results, expected 4 and 3" in api.errors[0]
 
 
@@ -105,13 +115,12 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
 def test_no_gpu_needs_more_workspace_than_xla_reserves(sms):
     cuda = Device("cuda", 0)
     backward = Call.parse(calls(*ROWS)[1].text, cuda)
-    for count in (1, 31, 5000, 10**6):
-        for width in (8, 1024, 5000, 70000):
-            shapes = ((count, width), (count,), (width,))
-            x, statistic, row = (contiguous(shape, FLOAT32, cuda) for shape in shapes)
-            arrays = {"dy": x, "x": x, "rstd": statistic, "weight": row}
-            call = backward._replace(inputs=tuple(map(arrays.get, backward.op.inputs)))
-            check_workspace(call, limits_of("90", sm_count=sms))
+    for count, width in product((1, 31, 5000, 10**6), (8, 1024, 5000, 70000)):
+        shapes = ((count, width), (count,), (width,))
+        x, statistic, row = (contiguous(shape, FLOAT32, cuda) for shape in shapes)
+        arrays = {"dy": x, "x": x, "rstd": statistic, "weight": row}
+        call = backward._replace(inputs=tuple(map(arrays.get, backward.op.inputs)))
+        check_workspace(call, limits_of("90", sm_count=sms))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +142,6 @@ def check_workspace(call, gpu):
 
 @pytest.mark.gpu
 def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
-    gpu, api, call = OnCupy(), Api(), calls(*IMAGES)[1]
-    arrays = [gpu.put(np.ones(*spec)) for spec in (*call.inputs, *call.results)]
-    at = [one.data.ptr for one in arrays]
     plan_of = Call.plan.fget
 
     def plan(call):
@@ -144,7 +150,8 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
 
     _dispatch.clear_calls()
     monkeypatch.setattr(Call, "plan", property(plan))
-    assert Frame(api, call.text, at[:5], at[5:]).handle(_handler.run_on_cuda)
+    api, frame = on_gpu(OnCupy(), calls(*IMAGES)[1])
+    assert frame.handle(_handler.run_on_cuda)
     assert "a group norm has " in api.errors[0]
     assert "bytes of workspace, and takes 4294967296 on this GPU" in api.errors[0]
 
@@ -152,27 +159,17 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
 @pytest.mark.gpu
 def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
     """All calls give the same numbers; each call runs on another stream of XLA."""
-    gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
-    load = _handler.cuda.Launcher.load
+    gpu, call, loads, found = OnCupy(), calls(*ROWS)[0], [], []
     launcher = _handler.cuda.Launcher
+    load = launcher.load
     monkeypatch.setattr(launcher, "load", lambda *args: loads.append(args) or load(*args))
     _dispatch.clear_calls()
-    x, weight = (draw(f"{index}", *spec) for index, spec in enumerate(call.inputs))
-    room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
-    found = []
+    x, weight = (gpu.put(draw(f"{index}", *spec)) for index, spec in enumerate(call.inputs))
+    room = gpu.put(np.zeros(x.size + 1, "float32"))
     for offset in (0, 0, 1, 1, 0):
         given = room[offset : offset + x.size].reshape(x.shape)
-        given[...] = gpu.put(x)
-        results = [gpu.put(empty(spec)) for spec in call.results]
-        stream = gpu.cupy.cuda.Stream(non_blocking=True)
-        gpu.cupy.cuda.runtime.deviceSynchronize()
-        api = Api(stream=stream.ptr)
-        at = [given.data.ptr, parameter.data.ptr], [one.data.ptr for one in results]
-        assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
-        streams.append(api.contexts)
-        stream.synchronize()
-        found.append([gpu.get(one) for one in results])
-    assert streams == [[CONTEXT]] * 5
+        given[...] = x
+        found.append(on_stream(gpu, call, [given, weight]))
     assert len(loads) == 2
     for one in found[1:]:
         np.testing.assert_equal(one, found[0])

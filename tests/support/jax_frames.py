@@ -20,7 +20,9 @@ from cunorm.jax._call import Call, contiguous  # noqa: E402, F401
 STREAM = 0x5EED
 CONTEXT = 0xC0
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "ui8": "uint8"}
-_CALL = re.compile(r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$")
+_CALL = re.compile(
+    r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$", re.M
+)
 _Span = _xla_structs._struct(start=ctypes.c_void_p, length=ctypes.c_size_t)  # an attribute's text
 
 
@@ -39,12 +41,8 @@ def lowered(function: Any, *arrays: Any, platform: str = "cpu") -> str:
 
 def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[CustomCall]:
     """Return the calls of cunorm's kernels in the lowered text."""
-    found = map(_CALL.search, lowered(function, *arrays, platform=platform).splitlines())
-    return [
-        CustomCall(call[1].replace(r"\22", '"'), _specs(call[2]), _specs(call[3]))
-        for call in found
-        if call
-    ]
+    found = _CALL.findall(lowered(function, *arrays, platform=platform))
+    return [CustomCall(t.replace(r"\22", '"'), _specs(i), _specs(r)) for t, i, r in found]
 
 
 def _specs(text: str) -> list[Any]:
@@ -59,10 +57,7 @@ class Api:
         self.errors: list[str] = []
         self.contexts: list[int] = []
         self.stream = stream
-        self._kept = [
-            _xla_structs.Function(self._error_create),
-            _xla_structs.Function(self._stream_get),
-        ]
+        self._kept = [*map(_xla_structs.Function, (self._error_create, self._stream_get))]
         create, get = (ctypes.cast(one, ctypes.c_void_p).value for one in self._kept)
         self.struct = _xla_structs._Api(error_create=create, stream_get=get)
         self.struct.version.major, self.struct.version.minor = version
