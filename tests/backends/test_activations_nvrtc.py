@@ -6,10 +6,10 @@ No GPU is needed. Each thread of the kernel computes one point.
 
 import pytest
 
-from tests.support.internals import ACTIVATIONS, source_text
+from tests.support.internals import ACTIVATIONS, KernelBuild, source_text
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.support.nvrtc import CUPY_OPTIONS, resource_usage  # it needs CuPy
+from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
 
 PROBE = """
 #include "activations.cuh"
@@ -37,18 +37,8 @@ def text(tmp_path_factory):
 
 
 def compiled(text, name, kind, slope=1):
-    """Compile for sm_90; return the binary, the PTX and the log."""
-    from cupy.cuda import nvrtc
-
-    options = ["-std=c++17", "--fmad=false", *CUPY_OPTIONS, "--gpu-architecture=sm_90"]
-    options += [f"-DVALUE_T={kind}", f"-DGATE_ACTIVATION={name}", f"-DSLOPE={slope}"]
-    program = nvrtc.createProgram(text, "probe.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, [*options, "--ptxas-options=-v"])
-        ptx = str(nvrtc.getPTX(program))
-        return nvrtc.getCUBIN(program), ptx, nvrtc.getProgramLog(program)
-    finally:
-        nvrtc.destroyProgram(program)
+    macros = (("VALUE_T", kind), ("GATE_ACTIVATION", name), ("SLOPE", str(slope)))
+    return compile_build(KernelBuild("probe", macros), "90", text)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("float", 24), ("double", 40)])

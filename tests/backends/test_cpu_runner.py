@@ -61,16 +61,14 @@ def entry(tmp_path_factory):
     return _compile.entry_of(library)
 
 
-def calls_of(grids, work, parts=None):
+def calls_of(grids, work, parts=0):
     """Yield a call for each grid, with an array for its notes; `work` has each call's elements."""
-    names = [f"notes {number}" for number in range(len(grids))]
-    slots = {name: slot for slot, name in enumerate((*names, "clock"))}
+    slots = {f"notes {number}": number for number in range(len(grids))} | {"clock": len(grids)}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
         writer = ArgsWriter(slots)
         writer.pointer("clock")  # the clock is the last array, and the first pointer
-        writer.pointer(names[number])
-        launch = Launch(KernelBuild("note", ()), grid, 1)
-        yield KernelCall(launch, writer.finish(), elements, parts or 0)
+        writer.pointer(f"notes {number}")
+        yield KernelCall(Launch(KernelBuild("note", ()), grid, 1), writer.finish(), elements, parts)
 
 
 @pytest.fixture

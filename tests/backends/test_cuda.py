@@ -38,7 +38,6 @@ extern "C" __global__ void probe(const Arguments a) {
 }
 """
 BUILD = KernelBuild("probe", (("STEP", "3"),))
-TWO = "__cluster_dims__(2,1,1)"
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +133,9 @@ def test_a_launch_gives_a_block_its_shared_memory_and_no_more(cupy, monkeypatch,
 
 # --- clusters -------------------------------------------------------------------------------------
 
-PAIRS = KernelBuild("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
+PAIRS = KernelBuild(
+    "probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", "__cluster_dims__(2,1,1)"))
+)
 GPU = Device("cuda", 0)
 
 
@@ -238,50 +239,40 @@ def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 
 
-@pytest.mark.parametrize(("missing", "text"), [("CuPy", "need CuPy"), ("NVRTC", "no NVRTC")])
-def test_a_missing_library_is_named_with_the_remedy(cupy, monkeypatch, missing, text):
+@pytest.mark.parametrize("missing", ["need CuPy", "no NVRTC", "13.6.0", "14.0.1", None])
+def test_a_library_that_is_missing_or_old_is_named_with_the_remedy(cupy, monkeypatch, missing):
     def fail():
         raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
 
-    out = cupy.zeros(32, np.int64)
-    if missing == "CuPy":
+    out, text = cupy.zeros(32, np.int64), missing
+    if missing == "need CuPy":
         monkeypatch.setitem(sys.modules, "cupy", None)
-    else:
+    elif missing == "no NVRTC":
         monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
-    with pytest.raises(ImportError, match=rf'{text}.*pip install "cunorm\[cuda13\]"'):
+    elif missing:
+        monkeypatch.setattr(cupy, "__version__", missing)
+        text = rf"need CuPy 14\.1, found {re.escape(missing)}:"
+    for version in () if missing else ("14.1.0", "14.10.0", "15.0.0a1"):
+        monkeypatch.setattr(cupy, "__version__", version)
+        _cuda._cupy.cache_clear()
         launch(out, 1, 32)
+    if missing:
+        with pytest.raises(ImportError, match=rf'{text}.*pip install "cunorm\[cuda13\]"'):
+            launch(out, 1, 32)
 
 
-VERSIONS = {"13.6.0": False, "14.0.1": False, "14.1.0": True, "14.10.0": True, "15.0.0a1": True}
+HEADERS = {13: "cu13", 12: "cuda_runtime", 14: "cu14", None: "toolkit"}
 
 
-@pytest.mark.parametrize(("version", "is_taken"), VERSIONS.items())
-def test_a_cupy_that_is_too_old_is_named_with_the_version_that_is_needed(
-    cupy, monkeypatch, version, is_taken
-):
-    monkeypatch.setattr(cupy, "__version__", version)
-    text = rf'need CuPy 14\.1, found {re.escape(version)}: pip install "cunorm\[cuda13\]"'
-    with nullcontext() if is_taken else pytest.raises(ImportError, match=text):
-        launch(cupy.zeros(32, np.int64), 1, 32)
-
-
-@pytest.mark.parametrize(
-    ("major", "folder"),
-    [
-        (13, "cu13/include"),
-        (12, "cuda_runtime/include"),
-        (14, "cu14/include"),
-        (None, "toolkit/include"),
-    ],
-)
+@pytest.mark.parametrize("major", HEADERS)
 def test_the_headers_are_those_of_nvrtcs_own_wheels_or_of_a_toolkit(
-    cupy, monkeypatch, tmp_path, major, folder
+    cupy, monkeypatch, tmp_path, major
 ):
-    for each in ("cu13/include", "cuda_runtime/include", "cu14/include", "toolkit/include"):
-        (tmp_path / each).mkdir(parents=True)
-        (tmp_path / each / "cuda_fp16.h").touch()
+    for folder in HEADERS.values():
+        (tmp_path / folder / "include").mkdir(parents=True)
+        (tmp_path / folder / "include" / "cuda_fp16.h").touch()
     spec = major and SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major or 13, 0))
     monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path / "toolkit"))
-    assert _cuda.cuda_include_folders() == (tmp_path / folder,)
+    assert _cuda.cuda_include_folders() == (tmp_path / HEADERS[major] / "include",)

@@ -54,18 +54,12 @@ def samples(gpu, count=2):
     return *f, *cunorm.group_norm_backward(x, x, weight=weight, **statistics, **norm)
 
 
-def bits(gpu, results) -> list[bytes]:
-    return [gpu.get(one).tobytes() for one in results if one is not None]
-
-
-# --- what begins early ----------------------------------------------------------------------------
-
-
 def test_later_launches_begin_early_and_give_the_same_bits(dependent):
     gpu, found = OnCupy(), []
     for features in ("", FEATURE):
         with machine(features) as launches:
-            found.append(bits(gpu, (*rows(gpu), *samples(gpu))))
+            results = (*rows(gpu), *samples(gpu))
+            found.append([gpu.get(one).tobytes() for one in results if one is not None])
     assert [(one.build.kernel, one.dependent) for one in launches] == [
         *(("row_norm_backward", False), ("param_grad", True)),
         *(("group_norm_forward", False), ("group_norm_forward", True)),
@@ -84,31 +78,22 @@ def test_the_first_launch_of_a_call_does_not_begin_early(call, dependent):
     assert dependent == []
 
 
-WITHOUT = {
-    "an older GPU": (80, None, {}),
-    "a feature that is off": (90, "none", {}),
-    "other features alone": (90, "clusters", {}),
-    "an older driver": (90, None, {"driverGetVersion": lambda: 12020}),
-}
+WITHOUT = ["an older GPU", "an older driver", "the driver's function", "none", "clusters"]
 
 
 @pytest.mark.parametrize("without", [None, *WITHOUT])
 def test_launches_begin_early_by_default_except_where_impossible(without, dependent, monkeypatch):
-    capability, features, functions = WITHOUT.get(without, (90, None, {}))
+    """`none` and `clusters` are features that do not include early launches."""
     gpu = OnCupy()
-    for name, function in functions.items():
-        monkeypatch.setattr(gpu.cupy.cuda.runtime, name, function)
-    if features:
-        monkeypatch.setenv("CUNORM_FEATURES", features)
-    with softgpu.settings(capability=capability):
+    if without == "an older driver":
+        monkeypatch.setattr(gpu.cupy.cuda.runtime, "driverGetVersion", lambda: 12020)
+    elif without == "the driver's function":
+        monkeypatch.setattr(_driver, "library", SimpleNamespace)
+    elif without in ("none", "clusters"):
+        monkeypatch.setenv("CUNORM_FEATURES", without)
+    with softgpu.settings(capability=80 if without == "an older GPU" else 90):
         rows(gpu)
     assert dependent == ([] if without else ["param_grad"])
-
-
-def test_a_driver_without_the_function_begins_no_launch_early(dependent, monkeypatch):
-    monkeypatch.setattr(_driver, "library", SimpleNamespace)
-    rows(OnCupy())
-    assert dependent == []
 
 
 def test_launches_begin_early_in_a_graph_and_on_another_device(dependent):
@@ -116,9 +101,9 @@ def test_launches_begin_early_in_a_graph_and_on_another_device(dependent):
     cupy = gpu.cupy
     with softgpu.settings(devices=2), cupy.cuda.Device(1):
         x, weight, rstd = (gpu.put(draw("x", (5, 33), "float32")[at]) for at in (..., 0, (..., 0)))
-        backward = cunorm.NormGrads(dx=cupy.empty_like(x), dweight=cupy.empty_like(weight))
+        out = cunorm.NormGrads(dx=cupy.empty_like(x), dweight=cupy.empty_like(weight))
         size = cunorm.workspace_size("rms_norm_backward", x, weight)
-        given = {"out": backward, "workspace": cupy.empty(size, "uint8"), "rstd": rstd}
+        given = {"out": out, "workspace": cupy.empty(size, "uint8"), "rstd": rstd}
 
         def step():
             with cupy.cuda.Device(0):
@@ -127,18 +112,14 @@ def test_launches_begin_early_in_a_graph_and_on_another_device(dependent):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             step()
-            right = gpu.get(backward.dweight)
-            backward.dweight.fill(0)
+            right = gpu.get(out.dweight)
+            out.dweight.fill(0)
             stream.synchronize()
             stream.begin_capture()
             step()
-            graph = stream.end_capture()
-            graph.launch(stream)
-            np.testing.assert_array_equal(gpu.get(backward.dweight), right)
+            stream.end_capture().launch(stream)
+            np.testing.assert_array_equal(gpu.get(out.dweight), right)
     assert dependent == 2 * ["param_grad"]
-
-
-# --- kernels that do not wait ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ import pytest
 
 import cunorm
 from cunorm import GroupNormForward, NormForward
+from tests.support import calls
 from tests.support.bounds import check_forward
 from tests.support.caches import fresh_process
+from tests.support.calls import call_of, names
 from tests.support.case_covers import FACTORS, arranged, cover
-from tests.support.cases import Samples, call_of
+from tests.support.cases import Samples
+from tests.support.cases import call_of as case_of
 from tests.support.covers import label
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.group_bounds import check_group_forward
@@ -32,42 +35,30 @@ def without_compiler():
         yield
 
 
-X, MEAN = np.ones((3, 5, 8), np.float32), np.ones((3, 2), np.float32)
-CALLS = {
-    "rms_norm_backward": lambda: cunorm.rms_norm_backward(X[0], X[0], rstd=X[0, :, 0]),
-    "add_rms_norm": lambda: cunorm.add_rms_norm(X, X),
-    "l2_norm": lambda: cunorm.l2_norm(X),
-    "group_norm": lambda: cunorm.group_norm(X, 2),
-    "group_norm_forward": lambda: cunorm.group_norm_forward(
-        X,
-        2,
-        out=GroupNormForward(np.empty_like(X), MEAN.copy(), MEAN.copy()),
-        workspace=np.empty(10000, np.uint8),
-    ),
-    "group_norm_backward": lambda: cunorm.group_norm_backward(X, X, 2, mean=MEAN, rstd=MEAN),
-}
+X = np.ones((3, 5, 8), np.float32)
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_there_is_one_warning_and_it_points_to_the_caller(call):
+@names
+def test_there_is_one_warning_and_it_points_to_the_caller(name):
     """A cached call and calls of other functions do not warn again."""
+    call = call_of(name)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        call()
-        call()
+        call.make()
+        call.make()
         cunorm.layer_norm(X)
     (warning,) = seen
     assert warning.category is RuntimeWarning
     for text in ("no C++ compiler", "install g++ or clang++", "CXX"):
         assert text in str(warning.message)
-    assert warning.filename == __file__
+    assert warning.filename == calls.__file__
 
 
 def covers():
     """Yield a pairwise cover of the first and last choices of each factor."""
     for kernel, factors in FACTORS.items():
         ends = {name: (choices[0], choices[-1]) for name, choices in factors.items()}
-        for case in cover(kernel, ends):
+        for case in cover(kernel, ends | {"in_place": factors["in_place"]}):
             yield pytest.param(kernel, case, id=f"{kernel}-{label(case)}")
 
 
@@ -78,28 +69,17 @@ def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
     shape = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:
         shape = {"samples": Samples(2, (1, 3, 2, 5), 40, 8, *draw.choice([(True, -1), (False, 1)]))}
-    call_of(kernel, arranged(kernel, draw, case | shape), OnNumpy()).check()
-
-
-def test_y_may_be_written_over_x_where_the_stream_has_an_array_of_its_own():
-    x, weight = draw("x", (6, 40), "float32"), draw("weight", 40, "float16")
-    apart = cunorm.layer_norm_forward(x, weight, residual_dtype="float16")
-    out = NormForward(y=x, residual=np.empty((6, 40), np.float16))
-    f = cunorm.layer_norm_forward(x, weight, out=out)
-    assert f.y is x
-    for found, right in zip(f, apart, strict=True):
-        np.testing.assert_array_equal(found, right)
+    case_of(kernel, arranged(kernel, draw, case | shape), OnNumpy()).check()
 
 
 def test_without_rows_or_samples_parameters_have_zero_gradients():
     x, weight = np.empty((0, 6, 8), np.float32), np.ones(8, np.float32)
-    row, group = (np.empty(shape, np.float32) for shape in ((0, 6), (0, 2)))
+    row, group = x[..., 0], x[:, :2, 0]
     row_grads = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
     group_grads = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
     for grads in (row_grads, group_grads):
         assert grads.dx.shape == x.shape
-        assert not grads.dweight.any()
-        assert not grads.dbias.any()
+        assert not grads.dweight.any() and not grads.dbias.any()
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""A GPU's compute capability, or CUNORM_FEATURES, says which features launch plans use."""
+"""A GPU's capability, or CUNORM_FEATURES, says which features plans use; plans fit the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections import Counter
 from functools import partial
-from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.gpus import SM_COUNT, limits_of
+from tests.support import nvrtc_covers
+from tests.support.gpus import ARCHITECTURES, limits_of
 from tests.support.internals import (
     DTYPES,
     FLOAT32,
@@ -23,7 +25,9 @@ from tests.support.internals import (
     Features,
     Formula,
     ForwardTypes,
+    KernelBuild,
     Launch,
+    OnceMap,
     RowShape,
     _cuda,
     _memo,
@@ -31,6 +35,8 @@ from tests.support.internals import (
     cuda_forward,
     features_of,
     main,
+    source_text,
+    start,
     workspace_size,
 )
 from tests.support.operands import draw
@@ -135,40 +141,90 @@ def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
             assert aligned[name] == misaligned[name]
 
 
-# --- rows shared by clusters of blocks ------------------------------------------------------------
+# --- plans of row norms ---------------------------------------------------------------------------
 
-WITH_CLUSTERS = Features(clusters=True)
-WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
+DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes that the driver takes, and that the kernel declares
+WIDTHS = (1, 8, 33, 64, 100, 400, 512, 1000, 4096, 5003, 8192, 8193, 12288, 16384, 20001, 32768)
+WIDTHS += (65536, 100003, 131072, 262144, 1 << 20)
+SHAPES = {"rows": (1, 7, 5000, 1 << 20, 2**31), "width": WIDTHS, "groups": (1, 3)}
 
-
-def launches(features: Features) -> Iterator[tuple[RowShape, Launch]]:
-    """Yield shapes with launches: forwards and backwards of every dtype, gated and not."""
-    shapes = product((1, 5000, 2**31), WIDTHS, (1, 3))
-    for dtype, gated, shape in product(DTYPES.values(), (False, True), shapes):
-        walk = RowShape(*shape)
-        compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
-        gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
-        forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)
-        yield walk, cuda_forward(forward, walk, 16, limits_of("90", features))
-        backward = BackwardTypes(
-            compute, dy=dtype, x=dtype, dx=dtype, gate=gate, dweight=True, formula=formula
-        )
-        yield walk, cuda_backward(backward, walk, 16, limits_of("90", features))
+PLAIN = {"gate": (None,), "weight": (None,), "dresidual_out": (None,), "center": (False,)}
 
 
-def test_a_grid_has_whole_clusters_for_every_group_and_its_sums_fit_the_workspace():
-    sizes = set()
-    assert {launch.build.cluster for _, launch in launches(COPIES)} == {1}
-    for walk, launch in launches(WITH_CLUSTERS):
-        cluster = launch.build.cluster
-        sizes.add(cluster)
-        clusters, left = divmod(launch.grid, cluster * walk.groups)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["FORWARD", "BACKWARD"])
+def test_no_plan_exceeds_a_gpu_or_the_documented_workspace_and_all_have_whole_clusters(
+    kind, architecture
+):
+    plan_of = nvrtc_covers.forward_launch if kind == "FORWARD" else nvrtc_covers.backward_launch
+    found, random = set(), Random(architecture)
+    for number in range(600):
+        factors = getattr(nvrtc_covers, kind) | SHAPES | (PLAIN if number % 2 else {})
+        case = {name: random.choice(choices) for name, choices in factors.items()}
+        launch, gpu = plan_of(case, architecture), nvrtc_covers.gpu_of(case, architecture)
+        macros, cluster = dict(launch.build.macros), launch.build.cluster
+        found.add(cluster)
+        assert cluster == 1 or gpu.features.clusters
+        clusters, left = divmod(launch.grid, cluster * case["groups"])
         assert left == 0
-        assert 1 <= clusters <= walk.rows
+        assert 1 <= clusters <= case["rows"]
         assert launch.grid <= GRID_LIMIT
-        if launch.build.kernel == "row_norm_backward":
-            assert launch.parts == clusters
-            if cluster > 1:
-                size = workspace_size(FLOAT32, walk, SM_COUNT)
-                assert launch.sums_size * FLOAT32.itemsize <= size
-    assert sizes == {1, 2, 4, 8, 16}
+        assert launch.shared + DECLARED <= gpu.shared_memory_per_block_optin
+        blocks = int(macros["BLOCKS_PER_SM"])
+        if launch.shared:
+            used = blocks * (launch.shared + DECLARED + DRIVER)
+            assert used <= gpu.shared_memory_per_sm, launch
+        assert blocks * launch.block * 32 <= 1 << 16, "a thread has at least 32 registers"
+        if kind == "FORWARD":
+            continue
+        several = int(macros["THREADS_PER_ROW"]) < launch.block
+        why = "if a block has several teams, they must add up their sums in shared memory"
+        assert not several or macros["SUMS_IN_SHARED"] == "true", why
+        assert macros["STAGES"] == "0" or gpu.features.async_copies
+        assert launch.parts == clusters
+        compute = FLOAT64 if case["x"] == "float64" else FLOAT32
+        walk = RowShape(case["rows"], case["width"], case["groups"])
+        if case["sums"]:
+            size = workspace_size(compute, walk, gpu.sm_count)
+            assert launch.sums_size * compute.itemsize <= size, launch
+    sizes = {1, 2, 4, 8, 16} if kind == "FORWARD" else {1, 4, 8, 16}
+    assert found >= (sizes if architecture == "90" else {1})
+
+
+# Creates objects in shared memory as the kernel does; writes the size of the dynamic ones to out.
+TAKEN = """
+extern "C" __global__ void __launch_bounds__(Build::threads) CLUSTER_LAUNCH
+    probe(unsigned long long* out) {
+  __shared__ Team<Build>::Scratch scratch;
+  Team<Build> team(scratch);
+  const Arguments<Build> arguments{};
+  const Walk<Build> walk(team, BlockShare(1, Team<Build>::blocks), 1, Build::width);
+  SharedMemory memory;
+  const unsigned char* const first = memory.next;
+  StagedRows<Build> staged(memory);
+  ParamSums<Build> sums(arguments, walk, memory);
+  if (threadIdx.x == 0 && blockIdx.x == 0) out[0] = memory.next - first;
+}
+"""
+
+
+@pytest.mark.gpu
+def test_a_plan_reserves_the_shared_memory_that_the_kernel_uses(monkeypatch):
+    import cupy
+
+    monkeypatch.setattr(_cuda, "loaded", OnceMap())
+    text = source_text("row_norm_backward") + TAKEN
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: text)
+    gpu, out, seen = _cuda.gpu_caps(Device("cuda", 0)), cupy.zeros(1, np.uint64), Counter()
+    for case in nvrtc_covers.cases("BACKWARD"):
+        plan = nvrtc_covers.backward_launch(case, "", gpu)
+        macros = dict(plan.build.macros)
+        kind = macros["STAGES"] > "0", macros["SUMS_IN_SHARED"]
+        seen[kind] += 1
+        if seen[kind] > 4:
+            continue
+        build = KernelBuild("probe", plan.build.macros)
+        probe = Launch(build, plan.build.cluster, plan.block, shared=plan.shared)
+        start(probe, struct.pack("<q", out.data.ptr), Device("cuda", 0), 0)
+        assert int(out.get()[0]) == plan.shared, plan
+    assert len(seen) == 3

@@ -81,36 +81,29 @@ def shares():
 
 
 @pytest.mark.parametrize(("architecture", "share"), [*shares()])
-def test_a_cover_of_the_row_norms_compiles_for_every_architecture_and_has_room(architecture, share):
-    for launch in row_cover(architecture)[share::SHARES]:
+@pytest.mark.parametrize("cover", [row_cover, group_cover], ids=["row_norms", "group_norms"])
+def test_a_cover_compiles_for_every_architecture_and_has_room(cover, architecture, share):
+    for launch in cover(architecture)[share::SHARES]:
         check_has_room(launch, architecture)
 
 
-@pytest.mark.parametrize(("architecture", "share"), [*shares()])
-def test_a_cover_of_the_group_norms_compiles_for_every_architecture_and_has_room(
-    architecture, share
-):
-    for launch in group_cover(architecture)[share::SHARES]:
-        check_has_room(launch, architecture)
-
-
-def test_rows_that_fill_a_threads_registers_do_not_spill():
-    case = {name: choices[0] for name, choices in BACKWARD.items()}
-    case |= {"x": "bfloat16", "weight": "float32", "dresidual_out": "x", "center": True}
-    case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
-    check_has_room(backward_launch(case | {"width": 16384, "access": 16}, "90"), "90")
-
-
-@pytest.mark.parametrize("kind", ["streamed", "teams in a warp", "one element a pack"])
-def test_plans_that_once_spilled_do_not_spill(kind):
-    case = {name: choices[0] for name, choices in BACKWARD.items()} | {"x": "float32"}
-    case |= {"weight": "x", "features": "all", "access": 16} | {
-        "streamed": {"width": 1 << 18, "sums": ("dweight",)},
-        "teams in a warp": {"width": 512, "sums": ("dweight", "dbias")},
-        "one element a pack": {"width": 100003, "sums": ("dweight", "dbias")},
-    }[kind]
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"width": 1 << 18, "sums": ("dweight",)},  # streamed
+        {"width": 512, "sums": ("dweight", "dbias")},  # teams in a warp
+        {"width": 100003, "sums": ("dweight", "dbias")},  # one element a pack
+        {"width": 16384, "sums": ("dweight",), "x": "bfloat16", "weight": "float32"}
+        | {"dresidual_out": "x", "center": True, "outputs": "bfloat16 dx and dresidual"}
+        | {"features": "none"},  # rows that fill a thread's registers
+    ],
+    ids=["streamed", "teams in a warp", "one element a pack", "full registers"],
+)
+def test_plans_that_once_spilled_do_not_spill(case):
+    plain = {name: choices[0] for name, choices in BACKWARD.items()}
+    plain |= {"x": "float32", "weight": "x", "features": "all", "access": 16}
     for architecture in ("75", "90", "120"):
-        check_has_room(backward_launch(case, architecture), architecture)
+        check_has_room(backward_launch(plain | case, architecture), architecture)
 
 
 def test_the_covers_have_every_kind_of_plan():

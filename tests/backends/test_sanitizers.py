@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -113,27 +114,23 @@ def of_threads() -> None:
 
     rows = [(1, 1, 1, 70_000), (1, 1, 2, 20_000), (1, 1, 500, 300)]
     samples = [(1, (64, 64), 32, 4), (1, (31, 97), 10, 2), (5, (40, 40), 16, 4)]
-    for shape in rows:
-        for way in ("forward", "backward"):
-            for x in ("float32", "bfloat16"):
-                case = {"shape": shape, "x": x, "center": True, "gate": x}
-                call_of(f"row_norm_{way}", case, OnNumpy()).check()
-    for size in samples:
-        for is_last in (True, False):
-            for way in ("forward", "backward"):
-                for x in ("float32", "bfloat16"):
-                    case = {"samples": Samples(*size, is_last), "x": x}
-                    call_of(f"group_norm_{way}", case, OnNumpy()).check()
+    cases = [("row", {"shape": shape, "center": True}) for shape in rows]
+    cases += [("group", {"samples": Samples(*s, last)}) for s in samples for last in (True, False)]
+    for (family, case), way, x in product(cases, ("forward", "backward"), ("float32", "bfloat16")):
+        gate = {"gate": x} if family == "row" else {}
+        call_of(f"{family}_norm_{way}", case | gate | {"x": x}, OnNumpy()).check()
+
+
+OF_THREADS = "-O1 -g -fno-openmp -fsanitize=thread -I"
 
 
 def test_no_race_of_threads_is_reported(tmp_path):
-    options = f"-O1 -g -fno-openmp -fsanitize=thread -I{threaded(tmp_path)}"
-    assert "WARNING: ThreadSanitizer" not in run(tmp_path, "of_threads", "libtsan.so", options)
+    printed = run(tmp_path, "of_threads", "libtsan.so", f"{OF_THREADS}{threaded(tmp_path)}")
+    assert "WARNING: ThreadSanitizer" not in printed
 
 
 def test_a_missing_barrier_is_a_race_that_is_reported(tmp_path):
     launch = threaded(tmp_path) / "launch.h"
     launch.write_text(launch.read_text().replace("pthread_barrier_wait(&barrier);", ";"))
-    options = f"-O1 -g -fno-openmp -fsanitize=thread -I{tmp_path}"
     with pytest.raises(AssertionError, match="WARNING: ThreadSanitizer: data race"):
-        run(tmp_path, "of_threads", "libtsan.so", options)
+        run(tmp_path, "of_threads", "libtsan.so", f"{OF_THREADS}{tmp_path}")

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import multiprocessing
 import os
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cunorm
-from tests.support.caches import ANSWERS, compiles, copies, posix, script
+from tests.support.caches import ANSWERS, check, compiles, copies, posix, script
 from tests.support.calls import FUNCTIONS, assert_same, call_of, call_uncached, change
 from tests.support.internals import KernelBuild, _compile, _threads
 from tests.support.operands import assert_same_bits, at
@@ -222,35 +226,32 @@ def test_forked_children_and_their_parents_give_right_answers_after_openmp_was_u
     in_process(AGAIN + AFTER_OPENMP, OMP_NUM_THREADS="2")
 
 
+def call_and_exit() -> None:
+    check()
+    atexit._run_exitfuncs()  # those that a forked child has from its parent must not wait, either
+
+
+def call_in_child(method: str, begun: str) -> None:
+    """Make a call in a child process after the file `begun` shows that a thread compiles."""
+    thread = threading.Thread(target=check)
+    thread.start()
+    while not Path(begun).exists():
+        time.sleep(0.05)
+    child = multiprocessing.get_context(method).Process(target=call_and_exit, daemon=True)
+    child.start()
+    thread.join()
+    child.join(30)
+    assert child.exitcode == 0
+
+
 @posix
 @compiles
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_started_while_a_thread_compiles_does_not_wait_for_the_thread(tmp_path, method):
-    """The forked child also runs its parent's `atexit` functions without waiting."""
-    begun = tmp_path / "begun"
+    begun = os.fspath(tmp_path / "begun")
     in_process(
-        "import time\n"
-        "from tests.support.caches import check\n"
-        "thread = threading.Thread(target=check)\n"
-        "thread.start()\n"
-        f"while not os.path.exists({os.fspath(begun)!r}): time.sleep(0.05)\n"
-        f"if {method!r} == 'fork' and (child := os.fork()) == 0:\n"
-        "    check()\n"
-        "    sys.exit()\n"
-        f"if {method!r} == 'spawn':\n"
-        "    started = multiprocessing.get_context('spawn').Process(target=check)\n"
-        "    started.start()\n"
-        "    child = started.pid\n"
-        "thread.join()\n"
-        "for _ in range(300):\n"
-        "    found, status = os.waitpid(child, os.WNOHANG)\n"
-        "    if found: break\n"
-        "    time.sleep(0.1)\n"
-        "else:\n"
-        "    os.kill(child, 9)\n"
-        "    raise SystemExit('the child hangs')\n"
-        "assert status == 0\n"
-        "os._exit(0)  # multiprocessing has not seen its child end",
+        "from tests.backends.test_threads import call_in_child\n"
+        f"call_in_child({method!r}, {begun!r})",
         CXX=script(tmp_path, f'{ANSWERS}touch "{begun}"; sleep 1\n{copies()}'),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )

@@ -32,9 +32,10 @@ def while_loading(monkeypatch, action):
     monkeypatch.setattr(_compile, "_load", lambda build: (action(build), load(build))[1])
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_as_many_builds_as_workers_are_compiled_at_once(loads, monkeypatch, workers):
-    together, running = threading.Barrier(workers), threading.Semaphore(workers)
+@pytest.mark.parametrize("workers", [1, 3, None])
+def test_as_many_builds_as_workers_or_cores_are_compiled_at_once(loads, monkeypatch, workers):
+    monkeypatch.setattr(_warmup, "available_cores", lambda: 3)
+    together, running = threading.Barrier(workers or 3), threading.Semaphore(workers or 3)
 
     def load(build):
         assert running.acquire(blocking=False)
@@ -44,13 +45,6 @@ def test_as_many_builds_as_workers_are_compiled_at_once(loads, monkeypatch, work
 
     while_loading(monkeypatch, load)
     assert warm(workers=workers, progress=False).builds == 3
-
-
-def test_there_are_as_many_workers_as_cores(loads, monkeypatch):
-    monkeypatch.setattr(_warmup, "available_cores", lambda: 3)
-    together = threading.Barrier(3)
-    while_loading(monkeypatch, lambda build: together.wait(timeout=30))
-    assert warm(progress=False).builds == 3
 
 
 def test_a_build_that_fails_is_named_after_the_others_were_made(loads, monkeypatch):
@@ -164,10 +158,10 @@ def test_without_a_device_the_error_is_the_drivers():
 
 
 def test_the_command_passes_on_its_options(monkeypatch, capsys):
-    given = []
+    given = {}
 
     def warmed(*args, **more):
-        given.append(signature(cunorm.warmup).bind(*args, **more).arguments)
+        given.update(signature(cunorm.warmup).bind(*args, **more).arguments)
         return _warmup.Warmup(7, 5, 1.25)
 
     monkeypatch.setattr(_command, "warmup", warmed)
@@ -177,8 +171,7 @@ def test_the_command_passes_on_its_options(monkeypatch, capsys):
     right = {"ops": ["rms_norm", "group_norm"], "widths": [64, 128], "dtypes": ["bfloat16"]}
     right |= {"device": "cpu", "weight": ["float32", False, "auto", True], "dtype": ["float64"]}
     right |= {"weight_offset": [1.0], "groups": [2, 4], "needs": ["x"], "workers": 3}
-    right |= {"center": True, "progress": False}
-    assert {name: given[0][name] for name in right} == right
+    assert given.items() >= (right | {"center": True, "progress": False}).items()
     output = capsys.readouterr().out
     assert output.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
 

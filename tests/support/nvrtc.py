@@ -30,17 +30,14 @@ class Compiled(NamedTuple):
     log: str
 
 
-def compile_build(build: KernelBuild, architecture: str) -> Compiled:
-    """Compile a build with the launcher's own options."""
+def compile_build(build: KernelBuild, architecture: str, text: str | None = None) -> Compiled:
+    """Compile a build, by default with its kernel's text, with the launcher's own options."""
     from cupy.cuda import nvrtc
 
-    options = (
-        *_cuda.compile_options(build),
-        *CUPY_OPTIONS,
-        f"--gpu-architecture=sm_{architecture}",
-        "--ptxas-options=-v",
-    )
-    program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
+    options = (*_cuda.compile_options(build), *CUPY_OPTIONS)
+    options += (f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v")
+    text = text or source_text(build.kernel)
+    program = nvrtc.createProgram(text, f"{build.kernel}.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
         ptx = nvrtc.getPTX(program)

@@ -16,6 +16,7 @@ from tests.support.internals import (
     Features,
     Formula,
     ForwardTypes,
+    GpuCaps,
     GroupBackwardTypes,
     GroupForwardTypes,
     Launch,
@@ -104,11 +105,14 @@ def features(case: Case, architecture: str) -> Features:
     return Features(number >= 90, number >= 80, largest)
 
 
-def make_plan(plan, types, case: Case, architecture: str) -> Launch:
+def make_plan(plan, types, case: Case, gpu: GpuCaps) -> Launch:
     """Return the launch of a case of FORWARD or BACKWARD."""
-    row_shape = RowShape(ROWS, case["width"], case["groups"])
-    gpu = limits_of(architecture, features(case, architecture))
+    row_shape = RowShape(case.get("rows", ROWS), case["width"], case["groups"])
     return plan(types, row_shape, case["access"], gpu, case["axes"])
+
+
+def gpu_of(case: Case, architecture: str) -> GpuCaps:
+    return limits_of(architecture, features(case, architecture))
 
 
 def forward_launch(case: Case, architecture: str) -> Launch:
@@ -116,16 +120,16 @@ def forward_launch(case: Case, architecture: str) -> Launch:
     operands = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
     compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
     operands |= {"residual_out": operands["residual"], "formula": formula(case, compute)}
-    return make_plan(cuda_forward, ForwardTypes(compute, **operands), case, architecture)
+    types = ForwardTypes(compute, **operands)
+    return make_plan(cuda_forward, types, case, gpu_of(case, architecture))
 
 
-def backward_launch(case: Case, architecture: str) -> Launch:
-    """Return the launch of a case of BACKWARD."""
+def backward_launch(case: Case, architecture: str, gpu: GpuCaps | None = None) -> Launch:
+    """Return the launch of a case of BACKWARD, by default on a GPU with the case's features."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    operands = dtypes(case, "dy", "dresidual_out", "weight", "gate") | {
-        "formula": formula(case, compute)
-    }
+    operands = dtypes(case, "dy", "dresidual_out", "weight", "gate")
+    operands["formula"] = formula(case, compute)
     operands["dgate"] = operands["gate"] if case["dgate"] else None
     needs_bias = operands["dgate"] is not None and not operands["formula"].pre_gate
     operands |= {"x": x, "bias": x if needs_bias else None}
@@ -135,7 +139,8 @@ def backward_launch(case: Case, architecture: str) -> Launch:
         "neither": (None, None),
     }[case["outputs"]]
     operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-    return make_plan(cuda_backward, BackwardTypes(compute, **operands), case, architecture)
+    types = BackwardTypes(compute, **operands)
+    return make_plan(cuda_backward, types, case, gpu or gpu_of(case, architecture))
 
 
 def param_grad_launch(case: Case) -> Launch:
@@ -168,8 +173,7 @@ def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
         dx = x if case["dx"] or not case["sums"] else None
         types = GroupBackwardTypes(**operands, **dtypes(case, "dy"), dx=dx)
     samples = Samples(4, *case["shape"], case["channels_last"])
-    gpu = limits_of(architecture, features(case, architecture))
-    return cuda_schedule(types, samples, case["access"], gpu).passes
+    return cuda_schedule(types, samples, case["access"], gpu_of(case, architecture)).passes
 
 
 @cache

@@ -15,7 +15,6 @@ _IS_WHOLE = "CUNORM_TESTS_WHOLE"  # set for a run of the whole suite, also in it
 # A run of named files has all cases.
 ONE_IN = {
     "arguments/test_wrong_input.py": 2,
-    "backends/test_cpu_memory.py": 2,
     "backends/test_instruction_sets.py": 2,
     "backends/test_warmup.py": 4,
     "emulation/test_bytes.py": 4,
