@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Calls raise the messages of docs/errors.md."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -46,7 +44,7 @@ class Lost(Foreign):
         raise BufferError("it is lost")
 
 
-ARRAYS: Calls = {
+PLAIN: Calls = {  # arrays, scalars, arguments, backwards and memory
     "x is of type list": lambda: rms([1.0]),
     "weight is of type tuple": lambda: cunorm.layer_norm(X, (8,)),
     "x has dtype int64": lambda: rms(X.astype(np.int64)),
@@ -62,8 +60,6 @@ ARRAYS: Calls = {
     "residual has dtype": lambda: cunorm.add_rms_norm(X, X, residual_dtype="bfloat16"),
     "x is a masked array": lambda: rms(np.ma.masked_array(X, X > 0)),
     "x does not give its memory": lambda: rms(Lost(X)),
-}
-SCALARS: Calls = {
     "axis is 2": lambda: rms(axis=2),
     "groups is 3": lambda: rms(groups=3),
     "groups is 2 and axis is 0": lambda: rms(groups=2, axis=0),
@@ -76,8 +72,6 @@ SCALARS: Calls = {
     "num_groups is 3": lambda: group(IMAGES.swapaxes(1, 2), 3),
     "channel_axis is 0": lambda: group(channel_axis=0),
     "n is 0": lambda: cunorm.set_num_threads(0),
-}
-OF_PYTHON: Calls = {
     "layer_norm() takes": lambda: cunorm.layer_norm(X, (8,), X[0], X[0]),
     "layer_norm() got": lambda: cunorm.layer_norm(X, normalized_shape=(8,)),
     "add_rms_norm() missing": lambda: cunorm.add_rms_norm(X),
@@ -91,8 +85,6 @@ OF_PYTHON: Calls = {
         residual=X
     ),
     "layer_norm_backward() missing": lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
-}
-BACKWARD: Calls = {
     "rstd is None": lambda: backward(rstd=None),
     "mean is None": lambda: cunorm.normalize_backward(X, X, X[0], rstd=RSTD, center=True),
     "mean is given": lambda: cunorm.normalize_backward(X, X, X[0], rstd=RSTD, mean=RSTD),
@@ -103,8 +95,6 @@ BACKWARD: Calls = {
         needs=("x",), out=NormGrads(None, X[0].copy(), None, None, None)
     ),
     "out.dweight is None": lambda: backward(accumulate=True),
-}
-MEMORY: Calls = {
     "out has shape (3, 8)": lambda: rms(out=Y),
     "out has dtype float16": lambda: rms(dtype="float32", out=X.astype(np.float16)),
     "out is of type ndarray": lambda: cunorm.rms_norm_forward(X, out=X),
@@ -199,6 +189,9 @@ def jax_calls() -> Calls:
     }
 
 
+LIBRARIES = {"NumPy": lambda: PLAIN, "PyTorch": torch_calls, "JAX": jax_calls}
+
+
 def rows(page: str) -> list[str]:
     """Return the messages in the page's tables, without their explanations."""
     return [KIND.sub("", cell.replace("`", "")) for cell in ROW.findall(page)]
@@ -214,26 +207,14 @@ def check(start: str, raised: str) -> None:
     assert any(re.match(rf"([\w.]+: )?{pattern}", line) for pattern in patterns), raised
 
 
-def check_calls(calls: Calls) -> None:
-    for start, call in calls.items():
+# PyTorch warns about its prototypes, and about its own imports for jvp.
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.torch.jit.script")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_messages_are_those_of_the_page(library):
+    for start, call in LIBRARIES[library]().items():
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             call()
         check(start, str(caught.value))
-
-
-@pytest.mark.parametrize("calls", [ARRAYS, SCALARS, OF_PYTHON, BACKWARD, MEMORY])
-def test_messages_are_those_of_the_page(calls):
-    check_calls(calls)
-
-
-# PyTorch warns about its prototypes, and about its own imports for jvp.
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.torch.jit.script")
-def test_messages_about_tensors_are_those_of_the_page():
-    check_calls(torch_calls())
-
-
-def test_messages_about_jax_are_those_of_the_page():
-    check_calls(jax_calls())
 
 
 @compiles
@@ -248,8 +229,7 @@ def test_messages_about_the_choice_of_a_compiler_are_those_of_the_page(cxx):
 
 def test_every_message_of_arrays_and_front_ends_is_raised_here_or_elsewhere():
     page, _, _ = PAGE.read_text(encoding="utf-8").partition("## Compilers")
-    calls = [ARRAYS, SCALARS, OF_PYTHON, BACKWARD, MEMORY, torch_calls(), jax_calls()]
-    starts = (*(start for some in calls for start in some), *ELSEWHERE)
+    starts = (*(start for calls in LIBRARIES.values() for start in calls()), *ELSEWHERE)
     found = rows(page)
     assert len(found) > 60
     assert [row for row in found if not row.startswith(starts)] == []

@@ -1,43 +1,30 @@
 # SPDX-License-Identifier: MIT
 """The examples run and do what they claim; they fail if a result is wrong."""
 
-from __future__ import annotations
-
 import importlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import cunorm
-from tests.support.printed import figures, shows_picture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-LONG = pytest.mark.real_gpu("hundreds of steps are too many for an interpreter")
-QUICK_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])]
-STACK, TRAINING, DENOISING = "prenorm_stack", "train_char_lm", "vae_block"
-SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2")
-
-
-def run(
-    script: str, folder: Path, *arguments: object, **patched: object
-) -> subprocess.CompletedProcess[str]:
-    """Run an example in a folder; on one thread, because other tests run in parallel."""
-    code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {script} as script;"
-    code += "".join(f"script.{name} = {value};" for name, value in patched.items())
-    return subprocess.run(
-        [sys.executable, "-c", f"{code} sys.exit(script.main())", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+LONG = pytest.mark.real_gpu("PyTorch, JAX and hundreds of steps need a real GPU")
+STACK, TRAINING, DENOISING, TORCH, JAX = [
+    "prenorm_stack",
+    "train_char_lm",
+    "vae_block",
+    "torch_train",
+    "jax_train",
+]
+SMALL = {
+    STACK: "--layers 3 --rows 64 --width 64 --repeats 2",
+    JAX: "--width 16 --heads 2 --context 8 --batch 2 --steps 20",
+}
+NUMBER = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
 
 
 @pytest.fixture
@@ -50,124 +37,120 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(name):
+        if name in (TORCH, JAX):
+            pytest.importorskip(name.partition("_")[0])
         module = importlib.import_module(name)
         if hasattr(module, "keep_freed_memory"):
             monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+        if name == TORCH:  # the example sets the number of threads, fixed here
+            monkeypatch.setattr(module.torch, "set_num_threads", lambda count: None)
         return module
 
     yield imported
     cunorm.set_num_threads(None)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, example, capsys):
-    stack = example(STACK)
-    assert stack.main([*SMALL_STACK, "--dtype", dtype, "--device", device]) == 0
-    printed = capsys.readouterr().out
-    errors = dict(re.findall(r"^  (\w+) +(\d\.\de[+-]\d\d)", printed, re.M))
+@pytest.fixture
+def run(example, capsys):
+    """Return a function that runs an example; its last line must have all of some texts.
+
+    It returns what was printed and, as numbers, the figures of the last line.
+    """
+
+    def ran(script, *texts, arguments="", device="cpu", status=0):
+        given = f"{SMALL.get(script, '--quick')} {arguments} --device {device}"
+        found = example(script).main(given.split())
+        printed = SimpleNamespace(**capsys.readouterr()._asdict())
+        assert found == status, printed.out
+        *_, picture, last = printed.out.splitlines()
+        assert all(text in last for text in texts), last
+        path = Path(re.fullmatch(r"picture: (\S+)", picture)[1])
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        return printed, [float(figure) for figure in re.findall(NUMBER, last)]
+
+    return ran
+
+
+def on_devices(*names, gpu_marks=()):
+    """Return test parameters: each name on a CPU and on a GPU."""
+    gpu = [pytest.mark.gpu, *gpu_marks]
+    return [(*name, "cpu") for name in names] + [
+        pytest.param(*name, "cuda", marks=gpu) for name in names
+    ]
+
+
+@pytest.mark.parametrize("dtype, device", on_devices(["float32"], ["bfloat16"]))
+def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, run):
+    printed, shown = run(STACK, " gives ", arguments=f"--dtype {dtype}", device=device)
+    errors = dict(re.findall(r"^  (\w+) +(\d\.\de[+-]\d\d)", printed.out, re.M))
     assert list(errors) == ["output", "y", "dx", "dweight", "dy", "dmatrix"]
     # The fused sum is rounded to the stream's dtype like a separate addition.
     assert float(errors["output"]) == float(errors["y"]) == 0
-    saved = re.findall(r"^saved(?: +-?\d+\.\d %){2} +(-?\d+\.\d) % $", printed, re.M)
-    assert shows_picture(printed, "prenorm_stack.png")
-    *differences, fewer, less = figures(
-        printed,
-        "The fused stack gives the naive stack's results (?:to the last bit|with differences of at "
-        r"most (\S+) of the largest magnitude); its norms and additions move (\d+) % fewer bytes "
-        r"and take (\d+) % (?:less|more) time\.",
-    )
-    assert differences == [worst for worst in [max(map(float, errors.values()))] if worst]
-    signed = less if printed.endswith("less time.\n") else -less
+    saved = re.findall(r"^saved(?: +-?\d+\.\d %){2} +(-?\d+\.\d) % $", printed.out, re.M)
+    *differences, fewer, less = shown
+    worst = max(map(float, errors.values()))
+    assert differences == ([worst] if worst else [])
+    assert ("to the last bit" in printed.out) == (not worst)
+    signed = less if printed.out.endswith("less time.\n") else -less
     assert [fewer, signed] == pytest.approx([*map(float, saved)], abs=0.551)
 
 
-def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
-    example, monkeypatch, capsys
-):
+def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(run, monkeypatch):
     backward = cunorm.rms_norm_backward
 
     def broken(*arrays, d_residual=None, **options):
         return backward(*arrays, **options)
 
     monkeypatch.setattr(cunorm, "rms_norm_backward", broken)
-    stack = example(STACK)
-    assert stack.main([*SMALL_STACK, "--dtype", "float32", "--device", "cpu"]) == 1
-    printed = capsys.readouterr().out
-    assert re.search(r"^  y +0\.0e\+00", printed, re.M)
-    assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)
-    differ = re.escape(", ".join(re.findall(r"^  (d\w+) ", printed, re.M)))
-    figures(printed, rf"The fused stack does not give the naive stack's results of {differ}\.")
-
-
-def trained(printed, verb):
-    """Return the last line's figures: steps, the model's loss, the bigram model's loss."""
-    return figures(
-        printed,
-        f"The model, with every norm by cunorm, {verb} text that it has not seen better than a "
-        r"bigram model: after (\d+) steps its loss is (\S+) nats per character, the bigram model's "
-        r"(\S+)\.",
-    )
+    printed, _ = run(STACK, " does not give ", arguments="--dtype float32", status=1)
+    assert re.search(r"^  y +0\.0e\+00", printed.out, re.M)
+    assert not re.search(r"^  dx +0\.0e\+00", printed.out, re.M)
+    wrong = ", ".join(re.findall(r"^  (d\w+) ", printed.out, re.M))
+    assert printed.out.endswith(f" results of {wrong}.\n")
 
 
 def nats(printed):
     """Return the losses of the bigram model and of the trained model."""
-    return map(float, re.findall(r": +(\d\.\d{4}) nats per character", printed))
+    return [*map(float, re.findall(r": +(\d\.\d{4})(?= nats|,)", printed.out)[-2:])]
 
 
-@pytest.mark.parametrize("device", QUICK_DEVICES)
-def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
-    done = run(TRAINING, tmp_path, "--quick", "--device", device, VALIDATIONS=1)
-    assert done.returncode == 0, done.stderr
-    baseline, final = nats(done.stdout)
+@pytest.mark.parametrize(["device"], on_devices([], gpu_marks=[LONG]))
+def test_a_short_training_run_beats_the_bigram_model(device, example, run, monkeypatch):
+    monkeypatch.setattr(example(TRAINING), "VALIDATIONS", 1)
+    printed, shown = run(TRAINING, " predicts text ", device=device)
+    baseline, final = nats(printed)
     assert final < baseline - 0.1  # it is 2.23, the bigram model's is 2.40
-    assert "200/200" in done.stderr  # the progress bar
-    assert shows_picture(done.stdout, "loss_curve.png", tmp_path)
-    assert trained(done.stdout, "predicts") == pytest.approx([200, final, baseline], abs=0.0051)
+    assert "200/200" in printed.err  # the progress bar
+    assert shown == pytest.approx([200, final, baseline], abs=0.0051)
 
 
-def test_training_exits_with_1_if_its_loss_is_above_the_bigram_models(tmp_path):
-    done = run(TRAINING, tmp_path, "--quick", "--steps", 1, "--device", "cpu")
-    assert done.returncode == 1, done.stderr
-    baseline, final = nats(done.stdout)
-    assert final > baseline
-    shown = trained(done.stdout, "does not predict")
-    assert shown == pytest.approx([1, final, baseline], abs=0.0051)
-
-
-def cleaned(printed, verb, gradient):
-    """Return the figures of the last line: the errors of the block, the blur and the gradient."""
-    return figures(
-        printed,
-        f"The block {verb} noise better than the best blur: its mean squared error is "
-        rf"(\S+), the blur's (\S+); its gradient is {gradient}: off a central difference by "
-        r"(\S+) of it\.",
-    )
+def test_training_exits_with_1_if_its_loss_is_above_the_bigram_models(run):
+    printed, shown = run(TRAINING, " does not predict text ", arguments="--steps 1", status=1)
+    baseline, final = nats(printed)
+    assert final > baseline and shown == pytest.approx([1, final, baseline], abs=0.0051)
 
 
 def denoised(printed):
-    """Return the printed error of the gradient, and the losses of the blur and the model."""
-    (error,) = re.findall(r"^gradient .* by (\d\.\de[+-]\d\d) of it$", printed, re.M)
-    return float(error), *map(float, *re.findall(r"blur: (\S+), model: (\S+) mean", printed))
+    """Return the printed losses of the model and the blur, and the error of the gradient."""
+    (error,) = re.findall(r"^gradient .* by (\d\.\de[+-]\d\d) of it$", printed.out, re.M)
+    blur, model = re.findall(r"blur: (\S+), model: (\S+) mean", printed.out)[0]
+    return float(model), float(blur), float(error)
 
 
-@pytest.mark.parametrize("device", QUICK_DEVICES)
-def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
-    picture = tmp_path / "block.png"
-    done = run(DENOISING, tmp_path, "--quick", "--device", device, "--output", picture)
-    assert done.returncode == 0, done.stderr
-    error, blur, model = denoised(done.stdout)
+@pytest.mark.parametrize(["device"], on_devices([], gpu_marks=[LONG]))
+def test_the_block_learns_to_denoise_better_than_a_blur(device, tmp_path, run):
+    given = {"arguments": f"--output {tmp_path / 'block.png'}", "device": device}
+    printed, shown = run(DENOISING, " removes ", " is right: ", **given)
+    model, blur, error = denoised(printed)
     assert error < 1e-8
     assert model < 0.8 * blur  # it is 0.0072, the best blur's is 0.0102
-    assert "100/100" in done.stderr  # the progress bar
-    assert shows_picture(done.stdout, picture)
-    *errors, of_gradient = cleaned(done.stdout, "removes", "right")
-    assert errors == pytest.approx([model, blur], abs=0.000051)
-    assert of_gradient == error
+    assert "100/100" in printed.err  # the progress bar
+    assert shown == pytest.approx([model, blur, error], rel=0, abs=0.000051)
+    assert shown[-1] == error and str(tmp_path / "block.png") in printed.out
 
 
 def test_the_block_exits_with_1_if_a_gradient_is_wrong_or_its_error_is_above_the_blurs(
-    example, monkeypatch, capsys
+    example, run, monkeypatch
 ):
     backward = cunorm.group_norm_backward
 
@@ -178,21 +161,90 @@ def test_the_block_exits_with_1_if_a_gradient_is_wrong_or_its_error_is_above_the
         return grads._replace(**({wrong: 0 * getattr(grads, wrong)} if wrong else {}))
 
     block = example(DENOISING)
-    monkeypatch.setattr(block, "save_picture", lambda *arguments: None)
     monkeypatch.setattr(cunorm, "group_norm_backward", broken)
-    # The tests above check the picture and the progress bar.
+    # The test above checks the progress bar.
     monkeypatch.setattr(block, "train", lambda *arguments: [1.0])
     monkeypatch.setattr(block, "blur_error", lambda *arguments: blur)
-    options = ["--quick", "--device", "cpu"]
     for wrong, blur in (("activation", 1), ("dweight", 1), ("dbias", 1), (None, 0), (None, 1)):
-        assert block.main(options) == (1 if wrong or not blur else 0)
-        printed = capsys.readouterr().out
-        assert (denoised(printed)[0] > 1e-3) == (wrong is not None)
-        cleaned(printed, "removes" if blur else "does not remove", "wrong" if wrong else "right")
+        texts = " removes " if blur else " does not remove ", "wrong" if wrong else "right"
+        printed, _ = run(DENOISING, *texts, status=1 if wrong or not blur else 0)
+        assert (denoised(printed)[2] > 1e-3) == (wrong is not None)
+
+
+# --- examples that train with two libraries' norms ------------------------------------------------
+
+
+def difference(printed):
+    """Return the largest difference between the two curves."""
+    return float(re.findall(r"^largest difference: (\S+), tolerance ", printed.out, re.M)[0])
+
+
+@pytest.mark.parametrize("script, device", on_devices([TORCH], [JAX], gpu_marks=[LONG]))
+def test_both_norms_train_alike(script, device, run):
+    if script == JAX:  # on a GPU JAX rounds to TF32 by default
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            printed, shown = run(JAX, " trains as ", " and fall: from ", device=device)
+        ends = re.search(r"^loss: (\S+) at first, (\S+) at last", printed.out, re.M).groups()
+        steps, losses = 20, [*map(float, ends)]
+    else:
+        printed, shown = run(TORCH, " trains as ", " less than a bigram ", device=device)
+        assert "not less than" not in printed.out
+        # The norms before attention and before the MLP, of queries and of keys, and the last norm.
+        assert "5 norms replaced" in printed.out
+        baseline, last = nats(printed)
+        assert last < baseline - 0.02
+        steps, losses = 200, [last, baseline]
+    curves = re.findall(r"^ +\d+ +(\d\.\d{5}) +(\d\.\d{5}) +\d\.\de.\d\d$", printed.out, re.M)
+    assert len(curves) == 10
+    assert all(abs(float(a) - float(b)) <= 1e-4 for a, b in curves)
+    assert difference(printed) <= 1e-4
+    assert shown[:2] == [steps, difference(printed)]
+    assert shown[2:] == pytest.approx(losses, abs=0.0051)
+
+
+def test_the_torch_example_exits_with_1_if_its_loss_is_above_the_bigram_models(run):
+    texts = " trains as ", " not less than a bigram "
+    printed, shown = run(TORCH, *texts, arguments="--steps 2", status=1)
+    assert difference(printed) <= 1e-4 and shown[0] == 2
+
+
+def test_the_torch_example_exits_with_1_if_a_gradient_is_a_little_wrong(run, example, monkeypatch):
+    script = example(TORCH)
+    from cunorm.torch._pair import OpPair
+
+    right = OpPair.gradients
+
+    def too_large(*arguments):
+        dx, *others = right(*arguments)
+        return (dx * 1.01, *others)
+
+    monkeypatch.setattr(OpPair, "gradients", too_large)
+    monkeypatch.setattr(script, "bigram_loss", lambda *given: float("inf"))
+    printed, shown = run(TORCH, " does not train as ", arguments="--steps 40", status=1)
+    assert shown[1] == difference(printed) > 1e-4
+
+
+def test_the_jax_example_exits_with_1_if_a_norm_drops_the_streams_gradient(
+    run, example, monkeypatch
+):
+    script, norms = example(JAX), example("jax_char_lm.norms")
+
+    def dropped(x, stream, weight):
+        y, new = norms.CUNORM.add_rms_norm(x, stream, weight)
+        return y, example("jax").lax.stop_gradient(new)
+
+    monkeypatch.setattr(script, "CUNORM", norms.CUNORM._replace(add_rms_norm=dropped))
+    printed, _ = run(JAX, " does not train as ", status=1)
+    assert difference(printed) > 1e-3
+
+
+# --- what examples share --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "text"),
+    "script, arguments, text",
     [
         (STACK, "--width 1.5", "argument --width: invalid size value: '1.5'"),
         (TRAINING, "--width 30 --heads 4", "--width is 30, expected a multiple of --heads, 4"),
@@ -200,11 +252,7 @@ def test_the_block_exits_with_1_if_a_gradient_is_wrong_or_its_error_is_above_the
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
         (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
-        (
-            STACK,
-            "--output no/a.png",
-            "argument --output: is no/a.png, expected a file in a folder ",
-        ),
+        (STACK, "--output no/a.png", "argument --output: is no/a.png, expected a file in a folder"),
         (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),
     ],
 )

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The pages on kernels quote the current sources and show the current plans."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

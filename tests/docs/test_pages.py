@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Examples and commands of the README and the documentation run; files that README names exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

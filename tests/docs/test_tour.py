@@ -5,8 +5,6 @@ After a change, run the notebook twice from top to bottom, because in the first 
 says that kernels are compiled. Then clear all metadata that no test below requires.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode
 from pathlib import Path

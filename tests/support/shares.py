@@ -39,7 +39,6 @@ ONE_IN = {
     "operators/test_roundings.py": 2,
     "operators/test_special_data.py": 2,
     "torch/test_gradients.py": 3,
-    "torch/test_replace_formulas.py": 2,
     "torch/test_transforms.py": 2,
 }
 

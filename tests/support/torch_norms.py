@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Norms in plain PyTorch, as models write them, and their arguments."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
+
+import cunorm.torch as ct
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 WIDTH, EPS = 32, 1e-5
@@ -71,23 +71,6 @@ class T5Norm(Formula):
         return self.weight * y
 
 
-def weightless():
-    module = norm(lambda m, x: rms(x.float(), m.eps).type_as(x))()
-    del module.weight
-    return module
-
-
-def biased():
-    module = norm(lambda m, x: (rms(x.float(), m.eps) * m.weight + m.bias).to(x.dtype))()
-    module.bias = nn.Parameter(drawn(WIDTH, seed=2))
-    return module
-
-
-def cohere(m, x):
-    x32 = x.float() - x.float().mean(-1, keepdim=True)
-    return (m.weight.float() * rms(x32, m.eps)).to(x.dtype)
-
-
 class LastAxis(nn.LayerNorm):
     """A LayerNorm of the last axis or, with `first`, of axis 1, as in vision models."""
 
@@ -104,18 +87,6 @@ class LastAxis(nn.LayerNorm):
         return super().forward(x)
 
 
-class Gated(Formula):
-    def __init__(self, group_size=WIDTH, before=True):
-        super().__init__()
-        self.group_size, self.before = group_size, before
-
-    def forward(self, x, gate=None):
-        g = 1.0 if gate is None else nn.functional.silu(gate.float())
-        x32 = x.float() if self.before else x.float() * g
-        x32 = rms(x32.unflatten(-1, (-1, self.group_size)), self.eps).flatten(-2)
-        return (self.weight * x32 * (g if self.before else 1.0)).to(x.dtype)
-
-
 class GateRequiredNorm(Formula):
     """Qwen3-Next's norm, which also rounds the product with weight."""
 
@@ -124,16 +95,71 @@ class GateRequiredNorm(Formula):
         return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
 
 
+GATES = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
+
+
+class Options(nn.Module):
+    """A norm of a formula with these options; `names` are those of its parameters."""
+
+    def __init__(self, center=False, names=("weight",), offset=0.0, rounds=False, group_size=0):
+        super().__init__()
+        self.center, self.offset, self.rounds = center, offset, rounds
+        self.group_size, self.eps = group_size, EPS
+        for seed, name in enumerate(("weight", "bias"), 1):
+            values = nn.Parameter(drawn(WIDTH, seed=seed)) if name in names else None
+            self.register_parameter(name, values)
+
+    def forward(self, x):
+        return self.computed(x, 1.0, 1.0).to(x.dtype)
+
+    def computed(self, x, pre, post):
+        compute = torch.promote_types(x.dtype, F32)
+        y = (x.to(compute) * pre).unflatten(-1, (-1, self.group_size or x.shape[-1]))
+        y = rms(y - y.mean(-1, keepdim=True) if self.center else y, self.eps).flatten(-2)
+        y = y.to(x.dtype).to(compute) if self.rounds else y
+        y = y if self.weight is None else y * (self.weight.to(compute) + self.offset)
+        return (y if self.bias is None else y + self.bias.to(compute)) * post
+
+
+class Gated(Options):
+    """A norm with an optional gate, before or after it."""
+
+    def __init__(self, *options, gate="silu", position="post", **named):
+        super().__init__(*options, **named)
+        self.gate, self.position = gate, position
+
+    def forward(self, x, gate=None):
+        g = 1.0 if gate is None else GATES[self.gate](gate.to(torch.promote_types(x.dtype, F32)))
+        return self.computed(x, *((g, 1.0) if self.position == "pre" else (1.0, g))).to(x.dtype)
+
+
+class Mixer(nn.Module):
+    """Norms of cunorm.torch between linear layers; a stream bypasses the first layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.before, self.after = ct.RMSNorm(WIDTH, eps=1e-6), ct.LayerNorm(WIDTH)
+        self.groups = ct.GroupNorm(4, WIDTH, activation="silu")
+        self.added, self.gated = ct.AddRMSNorm(WIDTH, eps=1e-6), ct.GatedRMSNorm(WIDTH, groups=2)
+
+    def forward(self, x):
+        y, stream = self.added(self.first(self.before(x)), x)
+        return self.after(self.second(self.gated(self.groups(y), y)) + stream)
+
+
+def rounded_offset(m, x):
+    return (rms(x.float(), m.eps) * (1.0 + m.weight).float()).type_as(x)
+
+
 # For each name: what creates the module, and `runs` in the report of `replace_norms` in float32.
 CUSTOM_NORMS = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),
-    "Gemma's": (
-        norm(lambda m, x: (rms(x.float(), m.eps) * (1.0 + m.weight.float())).type_as(x)),
-        "rms_norm(eps=1e-05, weight_offset=1.0)",
-    ),
+    "Gemma's": (lambda: Options(offset=1.0), "rms_norm(eps=1e-05, weight_offset=1.0)"),
     "a rounded 1 + weight": (
-        norm(lambda m, x: (rms(x.float(), m.eps) * (1.0 + m.weight).float()).type_as(x)),
+        norm(rounded_offset),
         "rms_norm(eps=1e-05, weight_offset=1.0), weight + weight_offset rounded",
     ),
     "T5's": (
@@ -142,12 +168,12 @@ CUSTOM_NORMS = {
         "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32; "
         "its own forward for float32/bfloat16, float32/float16",
     ),
-    "without weight": (weightless, "rms_norm(eps=1e-05)"),
-    "Cohere's": (norm(cohere), "layer_norm(eps=1e-05)"),
+    "without weight": (lambda: Options(names=()), "rms_norm(eps=1e-05)"),
+    "Cohere's": (lambda: Options(center=True), "layer_norm(eps=1e-05)"),
     "channels last": (LastAxis, "layer_norm(eps=1e-05); its own forward under autocast"),
-    "diffusers' with bias": (biased, "normalize(eps=1e-05)"),
+    "diffusers' with bias": (lambda: Options(names=("weight", "bias")), "normalize(eps=1e-05)"),
     "Mamba-2's": (
-        lambda: Gated(8, before=False),
+        lambda: Gated(group_size=8, position="pre"),
         "rms_norm(eps=1e-05, groups=4); rms_norm(eps=1e-05, groups=4, gate=silu pre)",
     ),
     "a gate after": (Gated, "rms_norm(eps=1e-05); rms_norm(eps=1e-05, gate=silu post)"),
@@ -163,6 +189,7 @@ TORCH_NORMS = {
     "LayerNorm": (lambda: nn.LayerNorm(WIDTH), "layer_norm(eps=1e-05)"),
     "LayerNorm without bias": (lambda: nn.LayerNorm(WIDTH, bias=False), "layer_norm(eps=1e-05)"),
     "GroupNorm": (lambda: nn.GroupNorm(4, 8), "group_norm(4, eps=1e-05)"),
+    "a subclass": (lambda: type("OneGroup", (nn.GroupNorm,), {})(1, 8), "group_norm(1, eps=1e-05)"),
 }
 ALL_NORMS = CUSTOM_NORMS | TORCH_NORMS
 

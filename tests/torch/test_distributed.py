@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Two processes train models with cunorm.torch's norms to the same result as one process."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """cunorm.torch on a GPU: within its bounds, in CUDA graphs, on streams and compiled."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The modules of cunorm.torch: modules of torch.nn with another forward, and additions to them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -12,18 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
-import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm  # noqa: E402
 from tests.arguments.wrong_input import ACTIVATIONS, DTYPES  # noqa: E402
-from tests.support.torch_norms import (  # noqa: E402
-    BF16,
-    F16,
-    F32,
-    F64,
-    assert_near,
-    drawn,
-    results,
-)
+from tests.support.torch_norms import BF16, F16, F32, F64, assert_near, drawn, results  # noqa: E402
 
 ROWS, IMAGES = (6, 5, 3, 8), (3, 12, 4, 5)
 
@@ -121,33 +110,24 @@ KEYWORD = "an activation is a keyword, activation='silu'"
 WRONG = {  # by the message without the class: the class, its arguments and its options
     f"normalized_shape is (), {SIZES}": (RMSNorm, ((),), {}),
     f"normalized_shape is (3, 0), {SIZES}": (LayerNorm, ((3, 0),), {}),
-    f"normalized_shape is (-8,), {SIZES}": (GatedRMSNorm, (-8,), {}),
     "normalized_shape is '8', expected an int": (LayerNorm, ("8",), {}),
     "normalized_shape is 8.0, expected an int": (RMSNorm, ((2, 8.0),), {}),
     "normalized_shape is True, expected an int": (AddRMSNorm, (True,), {}),
-    "normalized_shape is tensor(8), expected an int": (RMSNorm, (torch.tensor(8),), {}),
     "dtype is 'float32', expected a torch.dtype": (LayerNorm, (8,), {"dtype": "float32"}),
     f"eps is '1e-5', {NUMBER}": (RMSNorm, (8, "1e-5"), {}),
     f"eps is None, {NUMBER}": (LayerNorm, (8, None), {}),
     f"eps is True, {NUMBER}": (GroupNorm, (2, 8, True), {}),
     f"eps is -1.0, {AT_LEAST}": (GatedRMSNorm, (8, -1.0), {}),
-    f"eps is nan, {AT_LEAST}": (AddRMSNorm, (8, float("nan")), {}),
     f"eps is 'silu', {NUMBER}: {KEYWORD}": (GroupNorm, (32, 64, "silu"), {}),
     f"affine is 'silu', expected True or False: {KEYWORD}": (GroupNorm, (32, 64, 1.0, "silu"), {}),
     "num_groups is 0, expected at least 1": (GroupNorm, (0, 8), {}),
     "num_groups is 3, expected a divisor of num_channels, 64": (GroupNorm, (3, 64), {}),
-    "num_groups is 64, expected a divisor of num_channels, 32": (GroupNorm, (64, 32), {}),
     "elementwise_affine is 'no', expected True or False": (LayerNorm, (8, 1.0, "no"), {}),
     "elementwise_affine is 'silu', expected True or False": (GatedRMSNorm, (8, 1.0, "silu"), {}),
     "bias is 'no', expected True or False": (LayerNorm, (8,), {"bias": "no"}),
     "bias is 1, expected True or False": (GroupNorm, (2, 8), {"bias": 1}),
     "elementwise_affine is 0.1, expected True or False": (RMSNorm, (8, 1e-6, 0.1), {}),
-    "affine is None, expected True or False": (GroupNorm, (2, 8, 1e-6, None), {}),
     f"dtype is int32, expected {DTYPES}": (AddRMSNorm, (8,), {"dtype": torch.int32}),
-    f"dtype is complex64, expected {DTYPES}": (LayerNorm, (8,), {"dtype": torch.complex64}),
-    f"dtype is float8_e5m2, expected {DTYPES}": (
-        *(GroupNorm, (2, 8), {"affine": False, "dtype": torch.float8_e5m2}),
-    ),
     "num_groups is 2.0, expected an int": (GroupNorm, (2.0, 8), {}),
     "num_channels is -8, expected at least 1": (GroupNorm, (2, -8), {}),
     f"activation is 'relu6', {ACTIVATION}": (GroupNorm, (2, 8), {"activation": "relu6"}),
@@ -161,7 +141,6 @@ WRONG = {  # by the message without the class: the class, its arguments and its 
     "groups is 2, expected 1 as normalized_shape is (2, 8)": (
         *(GatedRMSNorm, ((2, 8),), {"groups": 2}),
     ),
-    "groups is 2.0, expected an int": (GatedRMSNorm, (8,), {"groups": 2.0}),
     f"weight_offset is '1', {NUMBER}": (RMSNorm, (8,), {"weight_offset": "1"}),
     "round_before_weight is 1, expected True or False": (
         *(RMSNorm, (8,), {"round_before_weight": 1}),
@@ -181,17 +160,6 @@ def test_a_wrong_argument_is_an_error_when_the_module_is_made(text):
 def test_sizes_may_have_the_forms_that_torch_accepts():
     for shape in (8, np.int64(8), [8], torch.Size([8]), iter([8]), np.array([8])):
         assert LayerNorm(shape).normalized_shape == (8,)
-
-
-def test_group_and_instance_norms_have_the_channel_axis_of_torch_by_default():
-    weight, bias = drawn(32, seed=2), drawn(32, seed=3)
-    for x in (drawn(2, 32, 8, 8), drawn(2, 32, 32), drawn(3, 32)):
-        given = x.double(), 4, weight.double(), bias.double()
-        assert_near(ct.group_norm(x, 4, weight, bias), functional.group_norm(*given))
-    images = drawn(2, 32, 8, 8)
-    assert_near(ct.instance_norm(images), functional.instance_norm(images.double()))
-    with pytest.raises(ValueError, match=r"x\.shape\[1\] \(channel_axis=-1 is for channels last"):
-        ct.group_norm(images[:, :5], 4)
 
 
 # --- additions to torch.nn ------------------------------------------------------------------------

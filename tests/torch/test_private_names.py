@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's private names are in one module, and calls work without most of them."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,62 +28,48 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.
 
 HOME = Path(_torch_private.__file__)
 PACKAGE = HOME.parents[1]
+IMPORT = r"^\s*(import|from) torch\b"
 OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of torch.nn.Module, for subclasses
 
-# --- where private names are ----------------------------------------------------------------------
 
-
-def private_names(tree):
-    """Yield the names that a file imports from torch, and the attributes that it reads."""
+def names_in(tree):
+    """Return the names that a file defines, and those that it reads or imports from torch."""
+    defined, read = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("torch."))
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
-            yield str(getattr(node.args[1], "value", ""))
-
-
-def imports_torch(tree):
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
-    return any(name.partition(".")[0] == "torch" for name in names)
-
-
-def is_private(name):
-    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
-
-
-def own_names(trees):
-    """Return the names that files of cunorm define, including names of attributes."""
-    found = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
-        elif isinstance(node, ast.Constant) and str(node.value).startswith("_cunorm"):
-            found.add(node.value)
-    return found
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                defined.add(name)
+            case ast.Constant(value=str(name)) if name.startswith("_cunorm"):
+                defined.add(name)
+            case ast.Attribute(attr=name):
+                read.add(name)
+            case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
+                read |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Import(names=names):
+                read |= {alias.name for alias in names if alias.name.startswith("torch.")}
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=name), *_]
+            ):
+                read.add(name)
+    return defined, read
 
 
 def test_private_names_are_in_one_module():
-    files = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
-    home = files.pop(HOME)
-    users = {path: tree for path, tree in files.items() if imports_torch(tree)}
-    own = own_names(users.values()) | OF_MODULES | {"_torch_private"}
+    texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    users = [path for path, text in texts.items() if re.search(IMPORT, text, re.M)]
+    names = {path: names_in(ast.parse(texts[path])) for path in users}
+    at_home = set().union(*names.pop(HOME))  # it also sets private attributes
+    own = OF_MODULES.union({"_torch_private"}, *(defined for defined, _ in names.values()))
     found = {
         f"{path.relative_to(PACKAGE)}: {name}"
-        for path, tree in users.items()
-        for name in private_names(tree)
-        if is_private(name) and name not in own
+        for path, (_, read) in names.items()
+        for name in read - own
+        if any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
     }
     assert not found
-    assert {"_current_level", "_dynamo_marked_constant"} <= {*private_names(home)} - own
+    assert {"_current_level", "_dynamo_marked_constant"} <= at_home - own
 
 
 # --- fallbacks ------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The model around replaced norms: its report, its state, and restore_norms."""
-
-from __future__ import annotations
+"""The model around replaced norms: its report, state and classes, probes, and restore_norms."""
 
 import copy
+import gc
 import pickle
-import re
+import weakref
 
 import pytest
 
@@ -22,6 +21,7 @@ from tests.support.torch_norms import (  # noqa: E402
     LlamaNorm,
     norm,
     results,
+    rms,
     x_of,
 )
 
@@ -120,18 +120,96 @@ def test_a_model_on_meta_is_replaced_before_it_has_numbers():
     torch.testing.assert_close(model(x_of()), usual(x_of()))
 
 
-@pytest.mark.parametrize("exact", [1, None, "yes"])
-def test_exact_is_true_or_false(exact):
-    model = Model()
-    expected = re.escape(f"replace_norms: exact is {exact!r}, expected True or False")
-    with pytest.raises(TypeError, match=f"^{expected}$"):
-        replace_norms(model, exact=exact)
-    assert replace_norms(model).replaced, "the refused call replaced norms"
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda m: replace_norms(m, exact=1), "replace_norms: exact is 1, expected True or False"),
+        (lambda m: replace_norms([m]), "replace_norms: model is of type list, expected a torch"),
+        (lambda m: restore_norms([m]), "restore_norms: model is of type list, expected a torch"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_replaces_nothing(call, text):
+    model = nn.LayerNorm(2)
+    with pytest.raises(TypeError, match=f"^{text}"):
+        call(model)
+    assert type(model) is nn.LayerNorm
 
 
-@pytest.mark.parametrize("function", [replace_norms, restore_norms])
-def test_a_model_that_is_no_module_is_an_error(function):
-    with pytest.raises(
-        TypeError, match=f"{function.__name__}: model is of type list, expected a torch"
-    ):
-        function([nn.LayerNorm(2)])
+# --- classes and probes ---------------------------------------------------------------------------
+
+
+def with_super():
+    """Return a class of norms; its forward refers to the class by super()."""
+
+    class SomeNorm(LlamaNorm):
+        def forward(self, x):
+            return super().forward(x)
+
+    return SomeNorm
+
+
+CLASSES = {
+    "a formula": with_super,
+    "torch's forward": lambda: type("SomeNorm", (nn.LayerNorm,), {}),
+    "no recipe": lambda: norm(lambda m, x: m.weight * rms(x, m.eps) + 1.0),
+}
+
+
+@pytest.mark.parametrize("restored", [True, False])
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_class_of_a_norm_dies_with_its_last_module(name, restored):
+    kind = CLASSES[name]()
+    model, dead = nn.Sequential(kind(WIDTH), kind(WIDTH)), weakref.ref(kind)
+    del kind
+    replace_norms(model)
+    model(x_of()).sum().backward()
+    swapped = weakref.ref(type(model[0]))
+    if restored:
+        restore_norms(model)
+    del model
+    gc.collect()
+    assert dead() is None and swapped() is None
+
+
+@pytest.mark.parametrize("kind", [LlamaNorm, nn.LayerNorm])
+def test_modules_of_one_class_and_plan_share_a_swapped_class_while_a_module_lives(kind):
+    model = nn.Sequential(kind(WIDTH), kind(WIDTH))
+    replace_norms(model)
+    swapped = type(model[0])
+    del model[1]
+    gc.collect()
+    other = kind(WIDTH)
+    replace_norms(other)
+    copies = copy.copy(other), copy.deepcopy(model[0]), pickle.loads(pickle.dumps(other))
+    assert {type(module) for module in (other, *copies)} == {swapped}
+    assert issubclass(swapped, kind) and kind.__subclasses__().count(swapped) == 1
+
+
+def test_equal_modules_of_a_model_are_probed_once():
+    calls, counts = [], []
+    kind = norm(lambda m, x: calls.append(1) or LlamaNorm.forward(m, x))
+    for modules in ([kind()], [kind(), kind()], [kind(), kind(WIDTH + 2)]):
+        calls.clear()
+        replace_norms(nn.ModuleList(modules))
+        counts.append(len(calls))
+    once = counts[0]
+    assert once > 0 and counts == [once, once, 2 * once]
+
+
+def test_a_class_with_another_forward_is_probed_again(monkeypatch):
+    kind = with_super()
+    assert "weight_offset" not in replace_norms(kind()).replaced[0].runs
+    monkeypatch.setattr(kind, "forward", lambda m, x: rms(x, m.eps) * (1.0 + m.weight))
+    assert "weight_offset=1.0" in replace_norms(kind()).replaced[0].runs
+
+
+def test_modules_whose_attributes_have_the_same_text_are_probed_apart():
+    class Plain(tuple):
+        def __repr__(self):
+            return "plain"
+
+    kind = norm(lambda m, x: rms(x, m.eps) * (m.weight + len(m.offsets)))
+    model = nn.ModuleList([kind(), kind()])
+    model[0].offsets, model[1].offsets = Plain(), Plain((0,))
+    runs = [one.runs for one in replace_norms(model).replaced]
+    assert ["weight_offset=1.0" in text for text in runs] == [False, True]

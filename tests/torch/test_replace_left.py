@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The modules that replace_norms leaves, with the reason."""
-
-from __future__ import annotations
+"""The modules that replace_norms leaves, with the reason, and those that it does not report."""
 
 import copy
 import re
@@ -18,7 +16,9 @@ from cunorm.torch import replace_norms  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
     WIDTH,
+    Formula,
     GateRequiredNorm,
+    LastAxis,
     LlamaNorm,
     arguments,
     norm,
@@ -39,13 +39,31 @@ def detached(m, x):
     return m.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + m.eps).detach()
 
 
-def parametrized(module):
-    return parametrize.register_parametrization(module, "weight", nn.Identity())
+def unchanged(m, x):
+    return x
 
 
 def with_attribute(module, name, value):
     setattr(module, name, value)
     return module
+
+
+class NormAct(nn.LayerNorm):
+    """timm's norm with an activation: the norm contains other modules."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class Affine(nn.Module):
+    """A module that calls torch's norm, but has neither the name nor the eps of a norm."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, (WIDTH,)) * 2
 
 
 class Reducing(nn.LayerNorm):
@@ -84,6 +102,22 @@ class LazyEps(nn.Module):
         raise RuntimeError("not loaded")
 
 
+class Hidden(nn.Module):
+    """A norm whose attribute `weight` is not the parameter that its forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self._parameters["weight"] = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    @property
+    def weight(self):
+        return self._parameters["weight"] + 1
+
+    def forward(self, x):
+        return rms(x, self.eps) * self._parameters["weight"]
+
+
 NO_RECIPE = {
     "eps outside the root": outside,
     "dropout": dropped,
@@ -95,7 +129,9 @@ NO_RECIPE = {
     "no numbers": lambda m, x: m.weight * rms(x, m.eps) * float("nan"),
 }
 REASON = "results in float32 are no recipe's.*(off|of another kind)"
-LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | {
+NO_EPS = "^it has no eps: no number variance_epsilon, eps,"
+LEFT = {
+    "eps alone": (type("Scaled", (Formula,), {"forward": lambda m, x: x * m.weight}), REASON),
     "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
     "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
     "a first axis": (
@@ -106,6 +142,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: norm(lambda m, x: m.weight * rms(x, m.eps))().to(BF16),
         "in bfloat16 are no recipe's",
     ),
+    "submodules": (NormAct, "^it has submodules: drop, act"),
     "buffers": (lambda: with_attribute(LlamaNorm(), "scale", nn.Buffer(x_of())), "has buffers"),
     "a width of 1": (lambda: LlamaNorm(1), "its width is 1"),
     "float8": (lambda: nn.LayerNorm(WIDTH, dtype=torch.float8_e4m3fn), "weight is .*float8"),
@@ -113,7 +150,10 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: with_attribute(LlamaNorm(), "forward", lambda x: x),
         "forward was set on the instance",
     ),
-    "a parametrization": (lambda: parametrized(nn.LayerNorm(WIDTH)), "is parametrized"),
+    "a parametrization": (
+        lambda: parametrize.register_parametrization(nn.LayerNorm(8), "weight", nn.Identity()),
+        "is parametrized",
+    ),
     "a pruned weight": (
         lambda: prune.l1_unstructured(nn.LayerNorm(WIDTH), "weight", 0.5),
         "parameters are bias, weight_orig, not weight and bias",
@@ -122,13 +162,17 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: with_attribute(nn.RMSNorm(WIDTH), "weight", TensorLike(torch.ones(WIDTH))),
         "weight is of type TensorLike, not a plain Parameter",
     ),
+    "an attribute in place of a parameter": (
+        Hidden,
+        "^its attribute weight is not the parameter weight$",
+    ),
     "an attribute of an option's name": (
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
         "an attribute activation of its own",
     ),
     "a group norm with another forward": (
         lambda: type("Other", (nn.GroupNorm,), {"forward": lambda m, x: x * m.weight})(2, WIDTH),
-        "^of torch.nn.GroupNorm only the class's own forward is replaced, this one has another$",
+        "^of torch.nn.GroupNorm only the class's own forward is replaced, this ",
     ),
     "a keyword of its subclasses": (TaggedLlamaNorm, "its class raises TypeError: .*'tag'"),
     "a norm of torch's with such a keyword": (
@@ -139,31 +183,63 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "it runs cunorm already$"),
+    "a name that ends otherwise": (type("RMSNorm2", (nn.Module,), {"forward": unchanged}), NO_EPS),
+    "small letters": (type("mynorm", (nn.Module,), {"forward": unchanged}), NO_EPS),
+    "a call of torch's norm": (Affine, NO_EPS),
+    "a script": (lambda: torch.jit.script(nn.LayerNorm(WIDTH)), "^it is a ScriptModule"),
 }
+LEFT |= {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()}
+LEFT |= {f"eps={eps!r}": (lambda e=eps: LlamaNorm(eps=e), NO_EPS) for eps in (True, None, "1e-5")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about float8
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("name", LEFT)
-def test_a_module_that_is_no_norm_of_cunorm_is_left_with_a_reason(name):
+def test_whatever_may_normalise_but_is_no_norm_of_cunorm_is_left_with_a_reason(name):
     make, reason = LEFT[name]
     module = make()
     kind = type(module)
-    done = replace_norms(module)
+    done = replace_norms(nn.ModuleList([nn.Linear(2, 2), module]))
     assert not done.replaced and type(module) is kind
     (left,) = done.left
-    assert (left.name, left.kind) == ("", kind.__name__)
+    assert left[:2] == ("1", "LayerNorm" if name == "a script" else kind.__name__)
     assert re.search(reason, left.reason), left.reason
+
+
+class Block(nn.Module):
+    """A module that is no norm, although the name of one of its modules suggests it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer_norm, self.attention = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.attention(self.layer_norm(x))
+
+
+def test_nothing_else_is_reported():
+    """CosineSimilarity, which has an eps, and a compiled module around a norm are no norms."""
+    compiled = torch.compile(LlamaNorm(), backend="eager")
+    done = replace_norms(nn.ModuleList([Block(), nn.CosineSimilarity(), compiled]))
+    assert [one.name for one in done.replaced] == ["0.layer_norm", "2._orig_mod"]
+    assert not done.left
+
+
+def test_the_recipe_of_a_class_is_not_used_for_an_object_with_other_settings():
+    done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
+    assert [one.name for one in (*done.replaced, *done.left)] == ["0", "1"]
+    assert len(done.left) == 1
 
 
 def test_exact_leaves_calls_that_are_a_unit_in_the_last_place_off():
     module = GateRequiredNorm()
-    assert replace_norms(copy.deepcopy(module)).replaced
-    assert "within" not in replace_norms(copy.deepcopy(module), exact=True).replaced[0].runs
-    x, gate = arguments("Qwen3-Next's", BF16)
+    (done,) = replace_norms(copy.deepcopy(module), exact=True).replaced
+    assert "within" not in done.runs and "; its own forward for bfloat16, float16" in done.runs
+    given = arguments("Qwen3-Next's", BF16)
     half = module.to(BF16)
-    expected = half(x, gate)
+    expected = half(*given)
     replace_norms(module, exact=True)
-    assert torch.equal(half(x, gate), expected)
+    assert torch.equal(half(*given), expected)
 
 
 def test_only_calls_that_are_a_unit_off_are_reported_as_a_unit_off():
@@ -179,7 +255,6 @@ def test_only_calls_that_are_a_unit_off_are_reported_as_a_unit_off():
 def test_a_probe_disturbs_nothing():
     module = norm(dropped)()
     module.register_forward_hook(lambda *_: pytest.fail("a hook was run"))
-    module.train()
     weight = module.weight
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -188,24 +263,3 @@ def test_a_probe_disturbs_nothing():
         replace_norms(module)
     assert torch.equal(torch.rand(1), expected)
     assert module.weight is weight and weight.grad is None and module.training
-
-
-class Hidden(nn.Module):
-    """A norm whose attribute `weight` is not the parameter that its forward reads."""
-
-    def __init__(self):
-        super().__init__()
-        self._parameters["weight"] = nn.Parameter(torch.ones(8))
-        self.eps = 1e-6
-
-    @property
-    def weight(self):
-        return self._parameters["weight"] + 1
-
-    def forward(self, x):
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self._parameters["weight"]
-
-
-def test_a_norm_whose_attribute_is_not_its_parameter_is_left():
-    (left,) = replace_norms(Hidden()).left
-    assert left.reason == "its attribute weight is not the parameter weight"

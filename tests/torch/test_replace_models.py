@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """replace_norms on small models of transformers with random weights."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tracers record cunorm.torch's operators or are refused, so no graph has wrong constants."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -16,6 +14,7 @@ import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
 from tests.support import internals  # noqa: E402
 from tests.support.torch_cases import CASES, case, factors  # noqa: E402
+from tests.support.torch_norms import WIDTH, Mixer, drawn  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit"),
@@ -41,23 +40,11 @@ def test_a_traced_norm_gives_results_and_gradients_of_other_inputs(name):
     assert all(map(torch.equal, gradients(traced, others), gradients(call, others)))
 
 
-class Norms(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = ct.RMSNorm(8), ct.LayerNorm(8)
-        self.groups = ct.GroupNorm(2, 8, activation="silu")
-        self.added, self.gated = ct.AddRMSNorm(8), ct.GatedRMSNorm(8, groups=2)
-
-    def forward(self, x):
-        y, stream = self.added(self.second(self.first(x)), x)
-        return self.gated(self.groups(y), stream) + stream
-
-
 def test_traced_modules_are_saved_loaded_and_run_on_other_numbers_of_rows():
-    model, file = Norms(), io.BytesIO()
-    torch.jit.save(torch.jit.trace(model, X), file)
+    model, file = Mixer(), io.BytesIO()
+    torch.jit.save(torch.jit.trace(model, drawn(3, WIDTH)), file)
     file.seek(0)
-    loaded, rows = torch.jit.load(file), torch.cat([X, OTHER])
+    loaded, rows = torch.jit.load(file), drawn(6, WIDTH)
     assert torch.equal(loaded(rows), model(rows))
     loaded(rows).sin().sum().backward()
     model(rows).sin().sum().backward()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """cunorm.torch in all modes: eager, through the dispatcher, and in torch.func."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from functools import partial
@@ -109,27 +107,6 @@ def test_the_backward_of_an_earlier_call_runs_in_a_transform(transform):
     assert all(map(torch.equal, found[0], backward()))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
-    call, tensors = case(name)
-    tensors = detached(tensors)
-
-    def total(*tensors):
-        first, *others = (one.sin().sum() for one in call(*tensors))
-        return sum(others, first)  # torch itself cannot add 0 to a batch of no numbers
-
-    of_item = torch.func.grad(total, tuple(range(len(tensors))))
-    for own in {1, len(tensors)}:  # the first `own` tensors differ by item
-        dims = (0,) * own + (None,) * len(tensors[own:])
-        one = [tensor[None] for tensor in tensors[:own]] + tensors[own:]
-        none = [tensor[:0] for tensor in one[:own]] + tensors[own:]
-        for function in (call, of_item):
-            expected = torch.func.vmap(function, dims)(*one)
-            found = torch.func.vmap(function, dims)(*none)
-            for mine, its in zip(found, expected, strict=True):
-                assert (mine.shape, mine.dtype) == (its[:0].shape, its.dtype)
-
-
 @pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])
 def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode):
     x = tensor("x", 4, 8, dtype="bfloat16")
@@ -140,26 +117,20 @@ def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode)
     assert torch.equal(found, factors(stream).bfloat16())
 
 
-def test_a_tensor_that_a_finished_transform_made_is_accepted():
+def test_after_a_transform_its_tensors_are_accepted_but_not_a_batch_of_vmaps():
     left = []
     x = tensor("x", 4, 8)
     torch.func.grad(lambda x: left.append(x) or x.sum())(x)
-    for arguments in ({"x": left[0]}, {"x": x, "gate": left[0]}):
+    torch.func.vmap(lambda x: left.append(x) or x)(x)
+    made, batch = left
+    for arguments in ({"x": made}, {"x": x, "gate": made}):
         y = ct.rms_norm(**arguments)
         assert torch.equal(y, ct.rms_norm(**dict.fromkeys(arguments, x)))
         y.sum().backward()
-
-
-def test_a_batch_that_vmap_left_is_refused_by_name():
-    left = []
-    x = tensor("x", 4, 8)
-    torch.func.vmap(lambda x: left.append(x) or x)(x)
-    for arguments in ({"x": left[0]}, {"x": x, "gate": left[0]}):
-        (*_, argument) = arguments
-        with pytest.raises(
-            TypeError, match=f"rms_norm: {argument} is a tensor inside a torch.func"
-        ):
-            ct.rms_norm(**arguments)
+        refused = arguments | {[*arguments][-1]: batch}
+        text = f"rms_norm: {[*arguments][-1]} is a tensor inside a torch.func"
+        with pytest.raises(TypeError, match=text):
+            ct.rms_norm(**refused)
 
 
 @pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["eager", "operator"])
