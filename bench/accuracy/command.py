@@ -8,7 +8,7 @@ and dbias at the largest exact value of the vector. Rounding to nearest costs up
 There are three kinds of rows. Normal rows have deviation 1 and one of several means ("mean 0" to
 "mean 1e6"); a mean is left out for dtypes whose numbers near the mean lie more than 1 apart. Rows
 of "tails" follow Student's t with 2 degrees of freedom. Rows of "activations", with width 128, are
-the residual stream of a small Transformer, trained for half a minute on the characters of Python's
+the residual stream of a small Transformer that was trained on the characters of Python's
 documentation. The provider cunorm-softgpu is cunorm on the tests' software GPU.
 """
 
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from bench.accuracy import data as accuracy_data
+from bench.accuracy import data
 from bench.accuracy.errors import Row, cells, errors, table
 from bench.report.records import read_csv, write_csv
 from bench.timing import arguments
@@ -33,7 +33,6 @@ from tests import softgpu
 
 SOFTGPU = "cunorm-softgpu"
 _PROVIDERS = ("cunorm", SOFTGPU, "torch", "torch.compile", "jax")
-_DIRECTIONS = ("forward", "backward")
 _NAMES = ("layer_norm", "rms_norm", "group_norm NCHW", "group_norm+silu NCHW")
 _OPERATORS = {name: one for name in _NAMES for one in OPERATORS if one.label == name}
 _SHAPES: list[Shape] = [(64, 4096), (64, 128), (4, 64, 16, 16)]
@@ -55,22 +54,32 @@ class OnSoftgpu(Cunorm):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the CSV and the picture, and print the table; return the exit status."""
-    options = _arguments(argv)
+    """Measure, write the CSV and the picture, and print the table; return 1 if cunorm failed."""
+    parser = argparse.ArgumentParser(prog="python -m bench accuracy", description=__doc__)
+    add = parser.add_argument
+    for name, allowed in (("op", _OPERATORS), ("dtype", DTYPES), ("providers", _PROVIDERS)):
+        text, parse = f"some of {', '.join(allowed)}", arguments.list_of(allowed)
+        add(f"--{name}", type=parse, default=list(allowed), help=text)
+    shapes_help = "ROWSxWIDTH,...; for group norms NxCxHxW"
+    add("--shapes", type=arguments.shapes, default=_SHAPES, help=shapes_help)
+    add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
+    add("--plot", type=Path, metavar="FILE.svg", help="draw the worst errors here")
+    add("--read", type=Path, metavar="FILE.csv", help="read the rows from here, measure nothing")
+    options = parser.parse_args(argv)
+    for path in filter(None, (options.out, options.plot)):
+        if not path.parent.is_dir():
+            parser.error(f"there is no folder {path.parent}")
     failed: set[str] = set()
-    if options.read:
-        rows = read_csv(options.read, Row)
-    else:
-        rows, failed = _measure_all(options)
+    rows = read_csv(options.read, Row) if options.read else _measure_all(options, failed)
     if not rows:
         print("there is nothing to show", file=sys.stderr)
         return 1
     if options.out:
         write_csv(options.out, Row, rows)
     if options.plot:
-        from bench.accuracy import plot as accuracy_plot
+        from bench.accuracy import plot  # needs matplotlib
 
-        accuracy_plot.write(options.plot, rows)
+        plot.write(options.plot, rows)
     print(*table(rows), sep="\n")
     return int(any(name.startswith("cunorm") for name in failed))
 
@@ -81,7 +90,7 @@ def measure(
     """Return the errors of a provider, as cells of a Row, for each kind of data."""
     views = view_all(provider, sets.values())
     found: dict[str, dict[str, tuple[float, float]]] = {kind: {} for kind in sets}
-    for direction in _DIRECTIONS:
+    for direction in ("forward", "backward"):
         calls = provider.calls(operator, direction, views)
         for (kind, host), call in zip(sets.items(), calls, strict=True):
             results = provider.results_by_name(operator, direction, call())
@@ -90,36 +99,32 @@ def measure(
     return {kind: cells(by_name) for kind, by_name in found.items()}
 
 
-def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
-    """Return the rows of all points, and the names of providers that failed at any point."""
+def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
+    """Return the rows of all points; note in `failed` the providers that failed at any point."""
     from bench.timing import cpu, machine
     from cunorm._backends.cpu.threads import thread_count
 
-    device = cpu.Cpu(thread_count())
-    found = _load(options.providers)
-    environment = asdict(machine.environment(device, found))
+    providers = _load(options.providers)
+    environment = asdict(machine.environment(cpu.Cpu(thread_count()), providers))
     shared = {name: environment[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
-    failed: set[str] = set()
-    for operator, dtype, shape in _points(options):
-        sets = {
-            kind: accuracy_data.operands(operator, kind, dtype, shape)
-            for kind in options.data
-            if accuracy_data.exists(kind, dtype, shape)
-        }
-        for provider in found:
-            size = "x".join(map(str, shape))
-            print(f"{operator.label} {dtype} {size} {provider.name}", file=sys.stderr, flush=True)
+    for label, dtype, shape in product(options.op, options.dtype, options.shapes):
+        operator, size = _OPERATORS[label], "x".join(map(str, shape))
+        if operator.axes != len(shape):
+            continue
+        kinds = [kind for kind in data.KINDS if data.exists(kind, dtype, shape)]
+        sets = {kind: data.operands(operator, kind, dtype, shape) for kind in kinds}
+        for provider in providers:
+            print(f"{label} {dtype} {size} {provider.name}", file=sys.stderr, flush=True)
             try:
                 measured = measure(provider, operator, dtype, sets)
             except Exception as error:  # another library may raise anything
                 failed.add(provider.name)
                 print(f"FAILED: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
-            point = {"operator": operator.label, "dtype": dtype, "shape": size}
-            for kind, texts in measured.items():
-                rows.append(Row(**shared, **point, data=kind, provider=provider.name, **texts))
-    return rows, failed
+            point = {"operator": label, "dtype": dtype, "shape": size, "provider": provider.name}
+            rows += [Row(**shared, **point, data=kind, **texts) for kind, texts in measured.items()]
+    return rows
 
 
 def _load(names: Sequence[str]) -> list[Provider]:
@@ -133,36 +138,3 @@ def _load(names: Sequence[str]) -> list[Provider]:
     for name, error in failures.items():
         print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
     return sorted(found, key=lambda provider: names.index(provider.name))
-
-
-def _points(options: argparse.Namespace) -> Iterator[tuple[Operator, str, Shape]]:
-    for name, dtype, shape in product(options.op, options.dtype, options.shapes):
-        if _OPERATORS[name].axes == len(shape):
-            yield _OPERATORS[name], dtype, shape
-
-
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench accuracy", description=__doc__)
-    add, lists = parser.add_argument, arguments.list_of
-    for name, allowed in (
-        ("op", _OPERATORS),
-        ("dtype", DTYPES),
-        ("data", accuracy_data.KINDS),
-        ("providers", _PROVIDERS),
-    ):
-        text = f"some of {', '.join(allowed)}"
-        add(f"--{name}", type=lists(allowed), default=list(allowed), help=text)
-    shapes_help = "ROWSxWIDTH,...; for group norms NxCxHxW"
-    add("--shapes", type=arguments.shapes, default=_SHAPES, help=shapes_help)
-    add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
-    add("--plot", type=Path, metavar="FILE.svg", help="draw the worst errors here")
-    add("--read", type=Path, metavar="FILE.csv", help="read the rows from here, measure nothing")
-    options = parser.parse_args(argv)
-    for path in filter(None, (options.out, options.plot)):
-        if not path.parent.is_dir():
-            parser.error(f"there is no folder {path.parent}")
-    return options
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

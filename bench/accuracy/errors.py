@@ -12,20 +12,14 @@ import numpy as np
 
 from bench.accuracy.data import rows_of
 from bench.timing.cases import Operator
-from tests.support.ulps import ulp
+from cunorm.reference.tolerance import ulp
 
 RESULTS = ("y", "dx", "dweight", "dbias")
 
 
 @dataclass(frozen=True)
 class Row:
-    """The errors of a provider on one kind of data; cells of results that a norm lacks are empty.
-
-    Attributes
-    ----------
-    y_worst, y_rms, ...
-        The largest error and the root mean square of all errors, in ulp; see `errors`.
-    """
+    """A provider's largest and root mean square error in ulp; "" for results that a norm lacks."""
 
     date: str
     commit: str
@@ -84,18 +78,14 @@ def table(rows: Sequence[Row], dtype: str = "float32") -> Iterator[str]:
     """Yield the lines of a Markdown table: the worst errors of y and dx for a dtype."""
     chosen = [row for row in rows if row.dtype == dtype]
     providers = list(dict.fromkeys(row.provider for row in chosen))
-    points: dict[tuple[str, str, str], dict[str, Row]] = {}
+    points: dict[str, dict[str, str]] = {}
     for row in chosen:
-        points.setdefault((row.operator, row.shape, row.data), {})[row.provider] = row
+        cell = f"{_short(row.y_worst)} / {_short(row.dx_worst)}"
+        points.setdefault(f"{row.operator} {row.shape}, {row.data}", {})[row.provider] = cell
     yield f"| {dtype}, y / dx | {' | '.join(providers)} |"
     yield "|---" * (1 + len(providers)) + "|"
     for point, by_provider in points.items():
-        found = [_pair(by_provider.get(provider)) for provider in providers]
-        yield f"| {' '.join(point[:2])}, {point[2]} | {' | '.join(found)} |"
-
-
-def _pair(row: Row | None) -> str:
-    return f"{_short(row.y_worst)} / {_short(row.dx_worst)}" if row else "–"
+        yield f"| {point} | {' | '.join(by_provider.get(name, '–') for name in providers)} |"
 
 
 def _short(text: str) -> str:

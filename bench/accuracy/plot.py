@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = (("y", "float32"), ("dx", "float32"), ("dweight", "float32"), ("dx", "bfloat16"))
-_PANEL = 2.5, 1.45  # inches, of the axes without labels
-_MARGINS = 0.65, 0.5, 0.55, 1.0, 0.6  # inches: left, between columns, between lines, below, above
-_FONT = 9.0  # points
 _DODGE = 0.13  # distance of two providers' marks, if that of two kinds of data is 1
 _TICKS = {TAILS: "tails", ACTIVATIONS: "act."} | {kind: kind.split()[1] for kind in MEANS}
 
@@ -36,29 +33,40 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _figure(rows: Sequence[Row]) -> Figure:
+    from matplotlib.figure import Figure
+
     operators = list(dict.fromkeys(row.operator for row in rows))
     columns = [column for column in _COLUMNS if any(row.dtype == column[1] for row in rows)]
     providers = list(dict.fromkeys(row.provider for row in rows))
-    figure, panels = _empty_figure(len(operators), len(columns))
+    width, height = 0.5 + 3 * len(columns), 1.2 + 2 * len(operators)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, 0.65 / height, 1, 1 - 1 / height), wspace=0.06)
+    panels = figure.subplots(len(operators), len(columns), sharey="col", squeeze=False)
     for operator, line in zip(operators, panels, strict=True):
         for (result, dtype), panel in zip(columns, line, strict=True):
             chosen = [row for row in rows if (row.operator, row.dtype) == (operator, dtype)]
-            _draw(panel, drawn(chosen), f"{result}_worst", providers)
-            panel.set_title(f"{operator} {result} {dtype}", loc="left", fontsize=_FONT)
+            _draw(panel, _widest(chosen), f"{result}_worst", providers)
+            panel.set_title(f"{operator} {result} {dtype}", loc="left", fontsize=9)
         line[0].set_ylabel("ulp")
-    for panel in panels[-1]:
-        panel.set_xlabel("mean of x, or its kind")
-    for panel in panels[0]:  # the panels of a column share their axis
-        _ulp_axis(panel)
+    for first, last in zip(panels[0], panels[-1], strict=True):
+        last.set_xlabel("mean of x, or its kind")
+        _ulp_axis(first)  # the panels of a column share their axis
     handles, labels = panels[0][0].get_legend_handles_labels()
     legend_options = {"loc": "upper left", "bbox_to_anchor": (0.02, 1), "ncols": len(labels)}
     figure.legend(handles, labels, frameon=False, markerscale=1.6, **legend_options)
-    _note(figure, rows)
+    text = (
+        "Worst errors against float64, in ulp of the dtype at the largest value of the row, or of "
+        "dweight; 0.5 is the rounding of the result. 0 to 1e6: rows of this mean and deviation 1; "
+        "tails: Student's t with 2 degrees of freedom; act.: activations of a trained model. "
+        f"{rows[0].device}; {rows[0].versions}; commit {rows[0].commit}, {rows[0].date}."
+    )
+    note = textwrap.fill(text, width=int(15 * width))  # 15 of its characters are about an inch
+    figure.text(0.65 / width, 0.6 / height, note, va="top", fontsize=7, color="#555555")
     return figure
 
 
-def drawn(rows: Sequence[Row]) -> list[Row]:
-    """Return the CSV's rows of the widest shape, and those of activations."""
+def _widest(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the widest shape, and those of activations."""
     shapes = dict.fromkeys(row.shape for row in rows if row.data != ACTIVATIONS)
     largest = max(shapes, key=lambda shape: int(shape.split("x")[1]), default="")
     return [row for row in rows if row.data == ACTIVATIONS or row.shape == largest]
@@ -71,10 +79,10 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
         by_kind = {row.data: row.value(column) for row in rows if row.provider == provider}
         kinds = [kind for kind in KINDS if kind in by_kind]
         xs = [KINDS.index(kind) + shift for kind in kinds]
+        values = [by_kind[kind] for kind in kinds]
         style: dict[str, Any] = {"color": COLOURS.get(provider, "black"), "clip_on": False}
         style["zorder"] = 4 if provider.startswith("cunorm") else 3
         means = sum(kind in MEANS for kind in kinds)
-        values = [by_kind[kind] for kind in kinds]
         panel.plot(xs[:means], values[:means], linewidth=1.0, alpha=0.6, **style)
         size = 4.5 if provider == "cunorm" else 3.5
         panel.plot(xs, values, "o", markersize=size, mew=0, label=provider, **style)
@@ -95,35 +103,3 @@ def _ulp_axis(panel: Axes) -> None:
     panel.set_yticks([float(label) for label in labels], labels)
     panel.set_ylim(0.3, top)
     panel.minorticks_off()
-
-
-def _empty_figure(lines: int, columns: int) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    left, between, above, below, top = _MARGINS
-    width = left + columns * (_PANEL[0] + between)
-    height = below + lines * (_PANEL[1] + above) + top - above
-    figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(
-        left=left / width,
-        right=1 - between / width,
-        bottom=below / height,
-        top=1 - top / height,
-        wspace=between / _PANEL[0],
-        hspace=above / _PANEL[1],
-    )
-    return figure, figure.subplots(lines, columns, sharey="col", squeeze=False)
-
-
-def _note(figure: Figure, rows: Sequence[Row]) -> None:
-    """Write a note about the data and the measurement below the panels."""
-    width, height = figure.get_size_inches()
-    text = (
-        "Worst errors against float64, in ulp of the dtype at the largest value of the row, or of "
-        "dweight; 0.5 is the rounding of the result. 0 to 1e6: rows of this mean and deviation 1; "
-        "tails: Student's t with 2 degrees of freedom; act.: activations of a trained model. "
-        f"{rows[0].device}; {rows[0].versions}; commit {rows[0].commit}, {rows[0].date}."
-    )
-    # 15 characters of this size are about an inch.
-    note = textwrap.fill(text, width=int(15 * width))
-    figure.text(_MARGINS[0] / width, 0.5 / height, note, va="top", fontsize=7, color="#555555")

@@ -2,7 +2,7 @@
 """`python -m bench builds`: compile the kernels of a check on a GPU in advance, on all cores.
 
 `record`, which needs no GPU, writes the list of builds in two minutes: it runs the tests marked gpu
-on the software GPU, which resembles an H200, and plans the calls of gpu_check and of the quick
+on the software GPU, which resembles an H200, and plans the calls of sanitize.py and of the quick
 timings. `compile` compiles as calls do, so CuPy keeps the kernels on disk for later processes.
 It prints how many builds fail. Builds that are not in the list are compiled at their first call.
 """
@@ -25,8 +25,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 from unittest import mock
 
-from bench.timing import gpu, grid
-from bench.timing import sanitize as gpu_check
+from bench.timing import gpu, grid, sanitize
 from bench.timing.arguments import count, seconds
 from bench.timing.cases import OPERATORS, Operator, Shape, checked_shape
 from cunorm._backends import cuda, driver
@@ -36,9 +35,10 @@ from cunorm._core.tensor import Device
 from cunorm._warmup import planned
 
 LIST = Path(__file__).parents[1] / "results" / "gpu-builds.json"
-_TESTS = ("-m", "pytest", "-q", "-p", "bench.plans.builds", "-m", "gpu and not exhaustive")
-_NOT_OF_LIST = ("-k", "not recorded_builds")  # the list's tests load the old list's builds
+# The tests of the list, which load the old list's builds, are left out.
+_TESTS = ("-p", "bench.plans.builds", "-m", "gpu and not exhaustive", "-k", "not recorded_builds")
 _NOTES = "BENCH_GPU_BUILDS"  # names the file to which tests append builds
+_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed to `planned`, or passed in another form
 
 
 def main(argv: list[str]) -> int:
@@ -61,23 +61,22 @@ def main(argv: list[str]) -> int:
 def write(path: Path, builds: Iterable[KernelBuild]) -> None:
     """Write builds in sorted order."""
     lists: dict[str, list[str]] = {}
-    for text, build in sorted((str(build), build) for build in set(builds)):
+    for build in sorted(set(builds), key=str):
         names, values = zip(*build.macros, strict=True)
         if any(" " in value for value in values):
-            raise ValueError(f"a value of a macro has a space: {text}")
+            raise ValueError(f"a value of a macro has a space: {build}")
         lists.setdefault(" ".join((build.kernel, *names)), []).append(" ".join(values))
     path.write_text(json.dumps(lists, indent=0) + "\n")
 
 
 def read(path: Path) -> list[KernelBuild]:
     """Return the builds of a list."""
-    builds = []
-    for names, lines in json.loads(path.read_text()).items():
-        kernel, *macros = names.split()
-        builds += [
-            KernelBuild(kernel, tuple(zip(macros, line.split(), strict=True))) for line in lines
-        ]
-    return builds
+    return [
+        KernelBuild(kernel, tuple(zip(macros, line.split(), strict=True)))
+        for names, lines in json.loads(path.read_text()).items()
+        for kernel, *macros in [names.split()]
+        for line in lines
+    ]
 
 
 # --- compile --------------------------------------------------------------------------------------
@@ -121,13 +120,10 @@ def record(jobs: int) -> int:
     softgpu.load()
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        environment = {**os.environ, _NOTES: str(notes)}
-        command = [sys.executable, *_TESTS, *_NOT_OF_LIST, "-n", str(jobs)]
-        status = subprocess.run(command, env=environment, check=False).returncode
-        noted = notes.read_text().splitlines()
-    builds = {
-        KernelBuild(kernel, tuple(map(tuple, macros))) for kernel, macros in map(json.loads, noted)
-    }
+        command = [sys.executable, "-m", "pytest", "-q", *_TESTS, "-n", str(jobs)]
+        status = subprocess.run(command, env={**os.environ, _NOTES: str(notes)}).returncode
+        noted = map(json.loads, notes.read_text().splitlines())
+        builds = {KernelBuild(kernel, tuple(map(tuple, macros))) for kernel, macros in noted}
     builds |= set(_of_calls())
     write(LIST, builds)
     print(f"{LIST}: {len(builds)} builds, {LIST.stat().st_size} bytes")
@@ -136,10 +132,7 @@ def record(jobs: int) -> int:
 
 def pytest_configure() -> None:
     """Note each build that this process loads; pytest calls this function of a plugin."""
-    notes = os.environ.get(_NOTES)
-    if notes is None:
-        return
-    load = cuda._load
+    notes, load = os.environ.get(_NOTES), cuda._load
 
     def noted(build: KernelBuild) -> Any:
         function = load(build)
@@ -148,27 +141,23 @@ def pytest_configure() -> None:
                 file.write(json.dumps([build.kernel, build.macros]) + "\n")
         return function
 
-    cuda._load = noted
+    if notes:
+        cuda._load = noted
 
 
 def _of_calls() -> Iterable[KernelBuild]:
-    """Yield the builds of gpu_check and of the quick timings; compile and start nothing."""
+    """Yield the builds of sanitize.py and of the quick timings; compile and start nothing."""
     gpu.cupy()
-    points = [
-        (operator, dtype, shape)
-        for operator in OPERATORS
-        for dtype, shape in gpu_check.points(operator)
-    ]
+    points = [(one, dtype, shape) for one in OPERATORS for dtype, shape in sanitize.points(one)]
     for point in grid.default_points("cuda", grid.quick_operators("cuda"), quick=True):
-        points += [
-            (point.operator, point.dtype, s) for s in (point.shape, checked_shape(point.shape))
-        ]
+        shapes = (point.shape, checked_shape(point.shape))
+        points += [(point.operator, point.dtype, shape) for shape in shapes]
     with (
         mock.patch.object(cuda, "_load", lambda build: build),
         mock.patch.object(driver, "clusters_that_fit", lambda *launch: 1),
     ):
-        for operator, dtype, shape in points:
-            yield from _builds_of(operator, dtype, shape)
+        for point in points:
+            yield from _builds_of(*point)
 
 
 def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild]:
@@ -188,6 +177,3 @@ def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild
         options |= dict.fromkeys(("residual", "d_residual"), operator.has_residual)
     names = (operator.function, f"{operator.base}_forward", f"{operator.base}_backward")
     return planned(names, width, dtype, Device("cuda", 0), samples, options)
-
-
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed to `planned`, or passed in another form

@@ -58,7 +58,7 @@ LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on it
 # Seconds from the end of a call's first launch to the start of its second, if the second is set up
 # meanwhile (programmatic dependent launch, from compute capability 9.0 on): an estimate.
 DEPENDENT_LAUNCH = 1e-6
-ELEMENTS = 1 << 26  # of x in predictions, except those for a few rows or samples (static_plans.py)
+ELEMENTS = 1 << 26  # of x in predictions, except those for a few rows or samples (planned.py)
 
 
 class Traffic(NamedTuple):
@@ -74,28 +74,16 @@ class Traffic(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The instructions of a warp, in all and by pipe, and its waits.
-
-    Attributes
-    ----------
-    total, fma, integer, special, shuffles
-        Instructions.
-    alone
-        Clocks from the first to the last instruction if the warp has its scheduler to itself.
-    shared
-        Clocks of the multiprocessor's shared memory and L1.
-    exchanges
-        How often the warp waits for the sums of its cluster.
-    """
+    """The instructions of a warp, in all and by pipe, and its waits."""
 
     total: float = 0.0
-    alone: float = 0.0
+    alone: float = 0.0  # clocks from first to last instruction if it has its scheduler to itself
     fma: float = 0.0
     integer: float = 0.0
     special: float = 0.0
     shuffles: float = 0.0
-    shared: float = 0.0
-    exchanges: float = 0.0
+    shared: float = 0.0  # clocks of the multiprocessor's shared memory and L1
+    exchanges: float = 0.0  # how often the warp waits for the sums of its cluster
 
     def plus(self, other: Work, times: float = 1.0) -> Work:
         """Return the sum of this and a multiple of the other."""
@@ -115,19 +103,10 @@ def issue_clocks(gpu: Gpu, work: Work) -> dict[str, float]:
 
 
 class ParamGrad(NamedTuple):
-    """The launch of param_grad after a backward.
+    """The launch of param_grad after a backward."""
 
-    Attributes
-    ----------
-    partial_bytes
-        Bytes of all partial sums: the backward writes them, param_grad reads them.
-    serial_loads
-        Batches of loads that a thread makes one after another; loads of a batch are in flight
-        together.
-    """
-
-    partial_bytes: int
-    serial_loads: float
+    partial_bytes: int  # of all partial sums: the backward writes them, param_grad reads them
+    serial_loads: float  # batches of loads that a thread makes one after another
 
 
 def copy_time(gpu: Gpu, moved: float) -> float:

@@ -41,27 +41,17 @@ ARCHITECTURES = {
 
 
 def occupancy(architecture: Architecture, threads: int, registers: int, shared: int) -> int:
-    """Return how many blocks fit a multiprocessor; 0 if not even one does.
+    """Return how many blocks of so many threads fit a multiprocessor; 0 if not even one does.
 
-    Parameters
-    ----------
-    architecture
-        The limits.
-    threads
-        Threads of a block.
-    registers
-        Registers of a thread.
-    shared
-        Bytes of shared memory of a block.
+    `registers` are those of a thread, `shared` is a block's bytes of shared memory.
     """
     warps = -(-threads // _WARP)
     of_warp = _up(registers * _WARP, _REGISTER_UNIT)
     if of_warp * _up(warps, _PARTITIONS) > _REGISTERS:
         return 0
     by_registers = _REGISTERS // _PARTITIONS // of_warp * _PARTITIONS // warps
-    by_shared = architecture.shared // max(
-        1, _up(shared + architecture.reserved, architecture.shared_unit)
-    )
+    of_block = _up(shared + architecture.reserved, architecture.shared_unit)
+    by_shared = architecture.shared // max(1, of_block)
     return min(architecture.blocks, architecture.warps // warps, by_registers, by_shared)
 
 

@@ -14,12 +14,12 @@ memory. Loads of less than eight bytes may be those of sums, so smaller packs ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from typing import NamedTuple
 
 from bench.plans.model import Work
 from bench.plans.paths import Step, components
-from bench.plans.pointers import STORES, traced
+from bench.plans.pointers import STORES, Slots, traced
 from bench.plans.sass import Block, Instruction
 from bench.plans.work import work_of
 
@@ -27,87 +27,54 @@ MIN_BYTES = 8
 
 
 class Packs(NamedTuple):
-    """The packs of a thread.
+    """The packs of a thread."""
 
-    Attributes
-    ----------
-    bytes
-        Bytes of a pack of each array as large as x, by the offset of its pointer in the arguments.
-    shared
-        Bytes of a pack in shared memory: the sum over all arrays that are read.
-    of_thread
-        How many packs a thread has.
-    """
-
-    bytes: dict[int, int]
-    shared: int
-    of_thread: float
+    bytes: dict[int, int]  # of a pack of each array as large as x, by the pointer's offset
+    shared: int  # bytes of a pack in shared memory: the sum over all arrays that are read
+    of_thread: float  # how many packs a thread has
 
 
-class _Part(NamedTuple):
-    """A loop, or a block outside of loops, between two barriers."""
-
-    code: list[Instruction]
-    is_loop: bool
-    barriers: int  # before it
-    packs: dict[tuple[str, int], float]  # taken at a time, by kind of access
-
-
-def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Work:
+def executed(text: str, architecture: str, pointers: Slots, packs: Packs) -> Work:
     """Return the work of a warp, given all pointers' offsets; ValueError if no packs are found."""
     code, reached = traced(text, architecture, pointers)
-    parts = list(_split(code, reached, packs))
-    seen: dict[int, set[tuple[str, int]]] = {}
-    counted: list[tuple[list[Instruction], float]] = []
-    for part in sorted(
-        parts, key=lambda part: (-max(part.packs.values(), default=0), -part.is_loop)
-    ):
-        if not part.packs:
-            counted.append((part.code, 1.0))
-        elif not part.packs.keys() & seen.setdefault(part.barriers, set()):
-            seen[part.barriers] |= part.packs.keys()
-            counted.append((part.code, packs.of_thread / max(part.packs.values())))
-    if not any(seen.values()):
+    barriers = [0]  # before each block
+    for block in code:
+        barriers.append(barriers[-1] + sum(one.name == "BAR" for one in block.instructions))
+    parts = []  # loops, and blocks outside of loops
+    for numbers in components(_fast_path(code), lambda number: _successors(code[number])):
+        instructions = [one for number in sorted(numbers) for one in code[number].instructions]
+        if len(numbers) > 1 or not any(one.is_call for one in instructions):
+            taken = _taken(instructions, reached, packs)
+            is_loop = any(m in numbers for number in numbers for m in _successors(code[number]))
+            most = max(taken.values(), default=0.0)
+            parts.append((-most, -is_loop, barriers[min(numbers)], taken, instructions))
+    seen: set[tuple[int, str, int]] = set()
+    steps: list[Step] = []
+    for most, _, barrier, taken, instructions in sorted(parts, key=lambda part: part[:2]):
+        kinds = {(barrier, *kind) for kind in taken}
+        if kinds.isdisjoint(seen):
+            seen |= kinds
+            times = packs.of_thread / -most if taken else 1.0
+            steps += [Step(one, times) for one in instructions]
+    if not seen:
         raise ValueError("no loops over packs were found")
-    steps = (Step(one, times) for found, times in counted for one in found)
     return work_of(steps)
 
 
-def _split(
-    code: list[Block], reached: dict[Instruction, frozenset[int]], packs: Packs
-) -> Iterator[_Part]:
-    """Yield the parts of the code that are not slow paths."""
-    before = [0]
-    for block in code:
-        before.append(before[-1] + sum(one.name == "BAR" for one in block.instructions))
-    usual = _fast_path(code)
-    for numbers in components(usual, lambda number: _successors(code[number])):
-        instructions = [one for number in sorted(numbers) for one in code[number].instructions]
-        if any(one.is_call for one in instructions) and len(numbers) == 1:
-            continue
-        is_loop = any(other in numbers for number in numbers for other in _successors(code[number]))
-        yield _Part(
-            instructions,
-            is_loop,
-            before[min(numbers)],
-            dict(_accesses(instructions, reached, packs)),
-        )
-
-
-def _accesses(
-    code: list[Instruction], reached: dict[Instruction, frozenset[int]], packs: Packs
-) -> Iterator[tuple[tuple[str, int], float]]:
-    """Yield each kind of access to packs, and how many packs it accesses in all."""
-    moved: dict[tuple[str, int], float] = {}
+def _taken(
+    code: list[Instruction], reached: dict[Instruction, Slots], packs: Packs
+) -> dict[tuple[str, int], float]:
+    """Return how many packs some code takes at a time, by kind of access."""
+    taken: Counter[tuple[str, int]] = Counter()
     for one in code:
         slots = reached.get(one, frozenset())
         if slots and slots <= packs.bytes.keys():
             slot = min(slots)
-            kind = ("store" if one.name in STORES else "load", slot)
-            moved[kind] = moved.get(kind, 0.0) + one.bytes / packs.bytes[slot]
+            kind = "store" if one.name in STORES else "load"
+            taken[kind, slot] += one.bytes / packs.bytes[slot]
         elif one.name == "LDS" and one.bytes >= MIN_BYTES:
-            moved["shared", 0] = moved.get(("shared", 0), 0.0) + one.bytes / packs.shared
-    yield from moved.items()
+            taken["shared", 0] += one.bytes / packs.shared
+    return taken
 
 
 def _fast_path(code: list[Block]) -> frozenset[int]:

@@ -13,12 +13,12 @@ left out. The loop over rows, and a loop that accesses no row operand, run once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bench.plans.sass import Block, Instruction
 
-Key = tuple[int, int, int]
+Part = frozenset[int]  # the numbers of some blocks: one block, or a loop
 
 
 class Step(NamedTuple):
@@ -28,165 +28,111 @@ class Step(NamedTuple):
     times: float
 
 
-class RowPath(NamedTuple):
-    """The instructions of a row, and those that a block runs once, before and after its rows."""
-
-    row: list[Step]
-    once: list[Step]
-
-
 class Weights(NamedTuple):
-    """The weights of instructions in the comparison of paths.
+    """The weights of instructions in the comparison of paths."""
 
-    Attributes
-    ----------
-    bytes
-        Bytes of row operands and parameters that an instruction accesses, for a thread.
-    trips
-        How often a loop runs, given its instructions; 1 if they access no row operand.
-    stores
-        The stores to row operands.
-    """
-
-    bytes: Mapping[Instruction, int]
-    trips: Callable[[list[Step]], float]
-    stores: frozenset[Instruction]
+    bytes: Mapping[Instruction, int]  # of row operands and parameters, for a thread
+    trips: Callable[[list[Step]], float]  # how often a loop runs; 1 without row operands
+    stores: frozenset[Instruction]  # to row operands
 
 
-def row_path(code: list[Block], weights: Weights) -> RowPath:
-    """Return the path of a row through a kernel's blocks."""
+def row_path(code: list[Block], weights: Weights) -> tuple[list[Step], list[Step]]:
+    """Return the steps of a row, and those that a block runs once, before and after its rows."""
     finder = _Finder(code, weights)
-    all_lines = frozenset(range(len(code)))
-    path, row_loop = finder.row_loop(all_lines, 0)
+    whole = frozenset(range(len(code)))
+    path = finder.path(whole, 0, inside=False)
+    row_loop = next((part for part in path if finder.walks_rows(part, whole)), None)
     once = [
         step
         for part in path
         if part is not row_loop
-        for step in finder.steps(part, looped=finder.is_loop(part, all_lines, 0, None))
+        for step in finder.steps(part, whole, 0, inside=False)
     ]
-    if row_loop is None:
-        return RowPath(once, [])
-    return RowPath(finder.flatten(row_loop, finder.header(row_loop), inside=True), once)
+    return (once, []) if row_loop is None else (finder.body(row_loop), once)
 
 
 class _Finder:
+    """Finds paths through a region of blocks from its `entry`; `inside`: the region is a loop."""
+
     def __init__(self, code: list[Block], weights: Weights) -> None:
         self.code = code
         self.weights = weights
-        self._before: dict[int, list[int]] = {number: [] for number in range(len(code))}
-        for number, block in enumerate(code):
-            for other in block.next:
-                self._before[other].append(number)
 
-    def row_loop(
-        self, region: frozenset[int], entry: int
-    ) -> tuple[list[frozenset[int]], frozenset[int] | None]:
-        """Return the path as blocks and whole loops, and the loop over rows if there is one."""
-        path = self.path(region, entry, None)
-        for part in path:
-            if self.is_loop(part, region, entry, None) and self._stores(part):
-                header = self.header(part)
-                inner = self.path(part, header, part)
-                nested = any(len(other) > 1 and self._stores(other) for other in inner)
-                whole = self.weights.trips(self.flatten(part, header, inside=True)) < 1.5
-                if nested or whole:
-                    return path, part
-        return path, None
+    def walks_rows(self, part: Part, region: Part) -> bool:
+        """Whether a part of the whole kernel is the loop over rows."""
+        if not (self.is_loop(part, region, 0, inside=False) and self._stores(part)):
+            return False
+        inner = self.path(part, self.header(part), inside=True)
+        nested = any(len(other) > 1 and self._stores(other) for other in inner)
+        return nested or self.weights.trips(self.body(part)) < 1.5
 
-    def flatten(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
-        """Return the steps of the best path through a region, which is a loop if `inside`."""
-        path = self.path(region, entry, region if inside else None)
-        loop = region if inside else None
-        return [
-            step
-            for part in path
-            for step in self.steps(part, looped=self.is_loop(part, region, entry, loop))
-        ]
+    def body(self, loop: Part) -> list[Step]:
+        """Return the steps of the best path through a loop."""
+        header = self.header(loop)
+        path = self.path(loop, header, inside=True)
+        return [step for part in path for step in self.steps(part, loop, header, inside=True)]
 
-    def steps(self, part: frozenset[int], *, looped: bool) -> list[Step]:
+    def steps(self, part: Part, region: Part, entry: int, *, inside: bool) -> list[Step]:
         """Return the steps of a block or a loop."""
-        if not looped:
-            code = (one for number in sorted(part) for one in self.code[number].instructions)
-            return [Step(one, 1.0) for one in code]
-        core = self._innermost(part)
-        body = self.flatten(core, self.header(core), inside=True)
+        if not self.is_loop(part, region, entry, inside=inside):
+            return [Step(one, 1.0) for one in self._instructions(part)]
+        body = self.body(self._innermost(part))
         trips = self.weights.trips(body)
         return [Step(step.instruction, step.times * trips) for step in body]
 
-    def path(
-        self, region: frozenset[int], entry: int, loop: frozenset[int] | None
-    ) -> list[frozenset[int]]:
+    def path(self, region: Part, entry: int, *, inside: bool) -> list[Part]:
         """Return the best path from `entry` to an end of the kernel; in a loop, back to `entry`."""
-        parts = components(region, lambda n: self._successors_in(n, region, entry, loop))
+        parts = components(region, lambda n: self._successors(n, region, entry, inside))
         part_of = {number: part for part in parts for number in part}
-        best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {
-            part_of[entry]: ((0, 0, 0), None)
+        best: dict[Part, tuple[tuple[int, int, int], list[Part]]] = {
+            part_of[entry]: ((0, 0, 0), [])
         }
-        ends: list[tuple[Key, frozenset[int]]] = []
+        ends = []
         for part in parts:  # in topological order
             if part not in best:
                 continue
-            key = _sum(
-                best[part][0],
-                self._key(self.steps(part, looped=self.is_loop(part, region, entry, loop))),
-            )
+            before, path = best[part]
+            own = self._key(self.steps(part, region, entry, inside=inside))
+            key, path = (before[0] + own[0], before[1] + own[1], before[2] + own[2]), [*path, part]
             successors = {m for n in part for m in self.code[n].next}
-            if entry in successors if loop else any(self.code[n].is_end for n in part):
-                ends.append((key, part))
+            if entry in successors if inside else any(self.code[n].is_end for n in part):
+                ends.append((key, path))
             others = {part_of[m] for m in successors if m in part_of and m != entry}
             for other in others - {part}:
                 if other not in best or key > best[other][0]:
-                    best[other] = (key, part)
-        if not ends:
-            return [part_of[entry]]
-        _, last = max(ends, key=lambda end: end[0])
-        path: list[frozenset[int]] = []
-        at: frozenset[int] | None = last
-        while at is not None:
-            path.append(at)
-            at = best[at][1]
-        return path[::-1]
+                    best[other] = (key, path)
+        return max(ends, key=lambda end: end[0])[1] if ends else [part_of[entry]]
 
-    def header(self, loop: frozenset[int]) -> int:
-        """Return the block in which a loop begins."""
-        outside = [n for n in sorted(loop) if any(b not in loop for b in self._before[n])]
-        return (outside or sorted(loop))[0]
+    def header(self, loop: Part) -> int:
+        """Return the block in which a loop begins: the first that is reached from outside."""
+        after = {m for n, block in enumerate(self.code) if n not in loop for m in block.next}
+        return min(loop & after, default=min(loop))
 
-    def _successors_in(
-        self, number: int, region: frozenset[int], entry: int, loop: frozenset[int] | None
-    ) -> Iterator[int]:
-        for other in self.code[number].next:
-            if other in region and not (loop is not None and other == entry):
-                yield other
+    def is_loop(self, part: Part, region: Part, entry: int, *, inside: bool) -> bool:
+        """Whether a part of a region is a loop; edges to the entry count only outside of loops."""
+        return any(m in part for n in part for m in self._successors(n, region, entry, inside))
 
-    def is_loop(
-        self,
-        part: frozenset[int],
-        region: frozenset[int],
-        entry: int,
-        loop: frozenset[int] | None,
-    ) -> bool:
-        """Whether a part of a region is a loop; edges to `entry` count only without `loop`."""
-        return any(m in part for n in part for m in self._successors_in(n, region, entry, loop))
+    def _successors(self, number: int, region: Part, entry: int, inside: bool) -> list[int]:
+        return [m for m in self.code[number].next if m in region and not (inside and m == entry)]
 
-    def _innermost(self, loop: frozenset[int]) -> frozenset[int]:
+    def _innermost(self, loop: Part) -> Part:
         """Return the innermost loop that accesses most bytes; `loop` if none in it accesses any."""
-        header = self.header(loop)
-        parts = components(loop, lambda n: self._successors_in(n, loop, header, loop))
-        inner = [part for part in parts if self.is_loop(part, loop, header, loop)]
+        entry = self.header(loop)
+        parts = components(loop, lambda n: self._successors(n, loop, entry, inside=True))
+        inner = [part for part in parts if self.is_loop(part, loop, entry, inside=True)]
         most = max(inner, key=self._bytes, default=None)
         return self._innermost(most) if most is not None and self._bytes(most) else loop
 
-    def _bytes(self, part: Iterable[int]) -> int:
-        code = (one for number in part for one in self.code[number].instructions)
-        return sum(self.weights.bytes.get(one, 0) for one in code)
+    def _instructions(self, part: Part) -> list[Instruction]:
+        return [one for number in sorted(part) for one in self.code[number].instructions]
 
-    def _stores(self, part: Iterable[int]) -> bool:
-        return any(
-            one in self.weights.stores for number in part for one in self.code[number].instructions
-        )
+    def _bytes(self, part: Part) -> int:
+        return sum(self.weights.bytes.get(one, 0) for one in self._instructions(part))
 
-    def _key(self, steps: Iterable[Step]) -> Key:
+    def _stores(self, part: Part) -> bool:
+        return not self.weights.stores.isdisjoint(self._instructions(part))
+
+    def _key(self, steps: Iterable[Step]) -> tuple[int, int, int]:
         moved = calls = count = 0
         for one, times in steps:
             moved += round(self.weights.bytes.get(one, 0) * times)
@@ -195,39 +141,16 @@ class _Finder:
         return moved, -calls, -count
 
 
-def _sum(one: Key, other: Key) -> Key:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def components(
-    region: frozenset[int], successors: Callable[[int], Iterable[int]]
-) -> list[frozenset[int]]:
-    """Return the strongly connected components of a region in topological order (Tarjan)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    found: list[frozenset[int]] = []
-    for root in sorted(region):
-        if root in index:
-            continue
-        work = [(root, iter(list(successors(root))))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        while work:
-            number, others = work[-1]
-            other = next(others, None)
-            if other is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[number])
-                if low[number] == index[number]:
-                    start = stack.index(number)
-                    found.append(frozenset(stack[start:]))
-                    del stack[start:]
-            elif other not in index:
-                index[other] = low[other] = len(index)
-                stack.append(other)
-                work.append((other, iter(list(successors(other)))))
-            elif other in stack:
-                low[number] = min(low[number], index[other])
-    return found[::-1]
+def components(region: Part, successors: Callable[[int], Iterable[int]]) -> list[Part]:
+    """Return the strongly connected components of a region in topological order."""
+    reached = {number: 1 << number for number in region}  # a bit for each block
+    before: dict[int, int] = {}
+    while before != reached:
+        before = dict(reached)
+        for number in sorted(region, reverse=True):
+            for other in successors(number):
+                reached[number] |= reached[other]
+    parts: dict[int, set[int]] = {}  # the blocks of a component reach the same blocks
+    for number in sorted(region):
+        parts.setdefault(reached[number], set()).add(number)
+    return [frozenset(parts[bits]) for bits in sorted(parts, key=int.bit_count, reverse=True)]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.plans.model import ELEMENTS, MODELLED
 from bench.plans.occupancy import ARCHITECTURES
-from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, TWO_LAUNCHES, Plan, regime
+from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
 from bench.timing.cases import OPERATORS, Operator
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
@@ -28,8 +28,10 @@ from cunorm._row_norm.spec import NEEDS
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
 # Default plans on GPUs with goals also have the widths that goals name, and widths of models.
-GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
-MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
+_MORE_WIDTHS = (
+    *(128, 512, 2048, 8192, 12288, 32768, 131072),
+    *(2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672),
+)
 # Default plans on GPUs with goals also have small work: few rows of some widths, as in a model that
 # generates token by token, and group norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
@@ -46,8 +48,8 @@ GRID = (
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
-_PASSES = ("find", "combine", "write")
 _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
+_GPU = Device("cuda", 0)
 
 
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
@@ -56,32 +58,30 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
     Plans with other features than the default, and plans of param_grad, which many calls share, are
     in the grid only if their build is new.
     """
-    found: dict[Plan, None] = {}
+    found: list[Plan] = []
     for architecture in architectures:
         builds: set[KernelBuild] = set()
         for features in feature_sets(architecture):
             before = frozenset(builds)
             for plan in _grid_plans(architecture, features):
-                known = builds if plan.regime == PARAM_GRAD else before
-                if plan.build not in known:
-                    found.setdefault(plan)
+                if plan.build not in (builds if plan.regime == PARAM_GRAD else before):
+                    found.append(plan)
                 builds.add(plan.build)
-    return list(found)
+    return found
 
 
 def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
-    has_goals = architecture in MODELLED and features == default_features(architecture)
-    widths = sorted({*GOAL_WIDTHS, *MODEL_WIDTHS}) if has_goals else WIDTHS
+    has_goals = architecture in MODELLED and features == features_of(architecture)
+    widths = sorted((*WIDTHS, *_MORE_WIDTHS)) if has_goals else WIDTHS
     norms = [one for one in OPERATORS if one.name in GRID]
     for operator, direction, dtype in product(norms, DIRECTIONS, _DTYPES):
         shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
         for shape in shapes:
-            of_shape = (operator, direction, dtype, shape, architecture, features)
-            yield from plans(*of_shape)
-            if has_goals and dtype == SMALL_DTYPE:
-                for count in _small_counts(shape):
-                    found = plans(*of_shape, count)
-                    yield from (plan for plan in found if plan.regime != PARAM_GRAD)
+            counts = _small_counts(shape) if has_goals and dtype == SMALL_DTYPE else ()
+            for count in (0, *counts):
+                for plan in plans(operator, direction, dtype, shape, architecture, features, count):
+                    if not count or plan.regime != PARAM_GRAD:
+                        yield plan
 
 
 def _small_counts(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,120 +98,68 @@ def plans(
     architecture: str,
     features: Features,
     samples: int = 0,
-) -> Iterator[Plan]:
-    """Yield the launches of a call as bench/timing/cases.py makes it.
+) -> list[Plan]:
+    """Return the launches of a call as bench/timing/cases.py makes it.
 
     `shape` is the width of a row, or a sample's channels, height and width. `samples` is the number
     of rows or samples; 0 means that x has `ELEMENTS` elements.
     """
-    count = samples or max(1, ELEMENTS // prod(shape))
-    launches_of = _group_launches if operator.of_channels else _row_launches
+    rows, caps = samples or max(1, ELEMENTS // prod(shape)), _caps(architecture, features)
     options = _options(operator, dtype, *shape)
-    launches = launches_of(
-        operator, direction, options, count, shape[0], _caps(architecture, features)
-    )
+    if operator.of_channels:
+        launches, chunk = _group_launches(operator, direction, options, rows, shape[0], caps)
+    else:
+        plan_of = getattr(row_builds, f"{direction}_plan")
+        plan = plan_of(f"{operator.base}_{direction}", options, (rows, shape[0]), _GPU)
+        launches, chunk = list(plan.lower(caps, None).launches), 0
     label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
-    if features == default_features(architecture):
+    if features == features_of(architecture):
         label = ""
     names = (architecture, label, operator.name, operator.memory, direction, dtype)
     sizes = ("x".join(map(str, shape)), str(samples or ""))
-    yield from _plans(names, sizes, launches)
-
-
-def _plans(
-    names: tuple[str, str, str, str, str, str],
-    shape: tuple[str, str],
-    launches: list[tuple[Launch, _Sizes]],
-) -> Iterator[Plan]:
-    """Yield the plans of a call's launches; names and shape are the first fields of a Plan."""
-    params = next((one for one, _ in launches if one.build.kernel == PARAM_GRAD), None)
-    before = None
-    for launch, sizes in launches:
-        any_shape = launch is params and not sizes.rows
-        plan = Plan(
-            *names,
-            *((ANY_SHAPE, "") if any_shape else shape),
-            regime(launch.build),
-            _step(launch.build),
-            sizes.rows,
-            0 if any_shape else launch.grid,
-            launch.shared,
-            launch.parts,
-            launch.sums_pitch,
-            None if launch is params else params,
-            launch.build,
-            sizes.samples,
-            sizes.chunk,
-            None if launch is params else before,
-        )
-        yield plan
-        before = plan
-
-
-class _Sizes(NamedTuple):
-    """The fields of the same names in a Plan."""
-
-    rows: int
-    samples: int = 0
-    chunk: int = 0
-
-
-_GPU = Device("cuda", 0)
-_Options = dict[str, Any]
-
-
-def _row_launches(
-    operator: Operator, direction: str, options: _Options, rows: int, width: int, caps: GpuCaps
-) -> list[tuple[Launch, _Sizes]]:
-    """Return the launches of a call, and its rows."""
-    plan_of = row_builds.forward_plan if direction == "forward" else row_builds.backward_plan
-    plan = plan_of(f"{operator.base}_{direction}", options, (rows, width), _GPU)
-    return [(launch, _Sizes(rows)) for launch in plan.lower(caps, None).launches]
+    params = next((one for one in launches if one.build.kernel == PARAM_GRAD), None)
+    found: list[Plan] = []
+    for launch in launches:
+        if launch is params:
+            of_launch = (ANY_SHAPE, "") if operator.of_channels else sizes
+            found.append(Plan(*names, *of_launch, launch, rows, 0, None, None))
+        else:
+            before = found[-1] if found else None
+            found.append(Plan(*names, *sizes, launch, rows, chunk, params, before))
+    return found
 
 
 def _group_launches(
     operator: Operator,
     direction: str,
-    options: _Options,
+    options: dict[str, Any],
     samples: int,
     channels: int,
     caps: GpuCaps,
-) -> list[tuple[Launch, _Sizes]]:
-    """Return the launches of a call for a chunk of its samples, and their sizes."""
-    plan_of = group_builds.forward_plan if direction == "forward" else group_builds.backward_plan
+) -> tuple[list[Launch], int]:
+    """Return the launches of a call for a chunk of its samples, and the chunk's samples."""
+    plan_of = getattr(group_builds, f"{direction}_plan")
     plan = plan_of(operator.name, options, samples, channels, _GPU)
-    (kernel,) = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
-    sizes_of_x = kernel.geometry.sizes
-    schedule = cuda_schedule(kernel.types, sizes_of_x, kernel.access(None), caps)
-    sizes = _Sizes(0, samples, schedule.chunk)
-    parts, pitch = samples * schedule.parts, sizes_of_x.pitch
-    launches = list(plan.lower(caps, None).launches)
-    param_grad = [(launches.pop(), _Sizes(0))] if kernel.params.outputs else []
-    return [
-        (replace(one, grid=one.grid * schedule.chunk, parts=parts, sums_pitch=pitch), sizes)
-        for one in launches
-    ] + param_grad
-
-
-def _step(build: KernelBuild) -> str:
-    if regime(build) != TWO_LAUNCHES:
-        return ""
-    macros = dict(build.macros)
-    return "+".join(name for name in _PASSES if macros[name.upper()] == "true")
-
-
-def default_features(architecture: str) -> Features:
-    """Return the features that plans use by default."""
-    return features_of(architecture)
+    (kernel,) = plan.lower.args  # of functools.partial
+    sizes = kernel.geometry.sizes
+    schedule = cuda_schedule(kernel.types, sizes, kernel.access(None), caps)
+    parts, chunk = samples * schedule.parts, schedule.chunk
+    launches = [
+        launch
+        if launch.build.kernel == PARAM_GRAD
+        else replace(launch, grid=launch.grid * chunk, parts=parts, sums_pitch=sizes.pitch)
+        for launch in plan.lower(caps, None).launches
+    ]
+    return launches, chunk
 
 
 def feature_sets(architecture: str) -> list[Features]:
     """Return the default features of a GPU, all that it has, and none; equal sets once."""
     has = {name: int(architecture) >= least for name, least in MIN_CAPABILITY.items()}
-    return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
+    return list(dict.fromkeys([features_of(architecture), Features(**has), NONE]))
 
 
-def _options(operator: Operator, dtype: str, width: int, *positions: int) -> _Options:
+def _options(operator: Operator, dtype: str, width: int, *positions: int) -> dict[str, Any]:
     """Return the options of `cunorm.warmup` that describe an operator's calls."""
     x, options = DTYPES[dtype], operator.options
     operands = {name: x if name in operator.parameters else None for name in ("weight", "bias")}

@@ -8,7 +8,6 @@ registers, along every path of the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 from bench.plans.sass import Block, Instruction, blocks
@@ -26,8 +25,10 @@ _NO_RESULT = ("ST", "BRA", "BAR", "EXIT", "CALL", "RET", "RED", "LDGSTS", "BSSY"
 LOADS, STORES = ("LDG", "LD"), ("STG", "ST")
 # Instructions that compute addresses; all others compute values.
 _ADDRESSES = ("IMAD", "IADD", "LEA", "MOV", "R2UR", "SEL", "VIADD", "LDC")
+_DOUBLES = ("DADD", "DMUL", "DFMA", "F2F.F64", "I2F.F64")
 
-Reached = dict[str, frozenset[int]]
+Slots = frozenset[int]
+Reached = dict[str, Slots]
 
 
 def registers(text: str) -> list[str]:
@@ -45,34 +46,20 @@ def results(instruction: Instruction) -> list[str]:
     found = _REGISTER.fullmatch(first)
     if found is None:
         return []
-    count = _result_registers(instruction)
+    is_wide = ".WIDE" in instruction.code or instruction.code.startswith(_DOUBLES)
+    count = min(4, instruction.bytes // 4) if instruction.bytes >= 8 else 1 + is_wide
     starts = [int(found["number"])]
     if instruction.bytes == 32 and (other := _REGISTER.fullmatch(arguments[1])):
         starts.append(int(other["number"]))
     return [f"{found['kind']}{start + i}" for start in starts for i in range(count)]
 
 
-def _result_registers(instruction: Instruction) -> int:
-    if instruction.bytes >= 8:
-        return min(4, instruction.bytes // 4)
-    doubles = ("DADD", "DMUL", "DFMA", "F2F.F64", "I2F.F64")
-    return 2 if ".WIDE" in instruction.code or instruction.code.startswith(doubles) else 1
-
-
 @lru_cache(maxsize=8)
 def traced(
-    text: str, architecture: str, pointers: frozenset[int]
-) -> tuple[list[Block], dict[Instruction, frozenset[int]]]:
-    """Return the blocks of a disassembly, and the result of `pointers_of` for them."""
-    code = blocks(text)
-    return code, pointers_of(code, architecture, pointers)
-
-
-def pointers_of(
-    code: list[Block], architecture: str, pointers: frozenset[int]
-) -> dict[Instruction, frozenset[int]]:
-    """Map every access to global memory to the pointers that its address is computed from."""
-    base = _ARGUMENTS.get(architecture, _ARGUMENTS_LATER)
+    text: str, architecture: str, pointers: Slots
+) -> tuple[list[Block], dict[Instruction, Slots]]:
+    """Return a disassembly's blocks, and the pointers that each access's address comes from."""
+    code, base = blocks(text), _ARGUMENTS.get(architecture, _ARGUMENTS_LATER)
     entries: list[Reached | None] = [{}] + [None] * (len(code) - 1)
     worklist, found = [0], {}
     while worklist:
@@ -80,14 +67,14 @@ def pointers_of(
         reached = dict(entries[number] or {})
         for instruction in code[number].instructions:
             if instruction.name in (*LOADS, *STORES, "LDGSTS"):
-                found[instruction] = frozenset().union(*_address(instruction, reached))
+                found[instruction] = _address(instruction, reached)
             _transfer(instruction, reached, base, pointers)
         for other in _successors(code, number):
             merged = _merge(entries[other], reached)
             if merged != entries[other]:
                 entries[other] = merged
                 worklist.append(other)
-    return found
+    return code, found
 
 
 def _successors(code: list[Block], number: int) -> list[int]:
@@ -103,30 +90,23 @@ def _successors(code: list[Block], number: int) -> list[int]:
     return [n for n in block.next if n not in others]
 
 
-def _address(instruction: Instruction, reached: Reached) -> Iterator[frozenset[int]]:
-    text = _DESCRIPTOR.sub("", instruction.operands)
-    inside = [match["inside"] for match in _ADDRESS.finditer(text)]
-    for register in registers(inside[-1] if inside else ""):
-        yield reached.get(register, frozenset())
+def _address(instruction: Instruction, reached: Reached) -> Slots:
+    inside = _ADDRESS.findall(_DESCRIPTOR.sub("", instruction.operands))
+    sources = registers(inside[-1]) if inside else []
+    return frozenset().union(*(reached.get(register, frozenset()) for register in sources))
 
 
-def _transfer(
-    instruction: Instruction, reached: Reached, base: int, pointers: frozenset[int]
-) -> None:
+def _transfer(instruction: Instruction, reached: Reached, base: int, pointers: Slots) -> None:
+    """Note the pointers from which the registers that an instruction writes are computed."""
     written = results(instruction)
-    if not written:
-        return
-    slots: frozenset[int] = frozenset()
-    constants = [int(c["offset"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
-    if instruction.name.removeprefix("U").startswith(_ADDRESSES):
-        sources = instruction.operands.partition(",")[2]
-        known = (reached.get(register, frozenset()) for register in registers(sources))
-        slots = frozenset().union(*known, (slot for slot in constants if slot in pointers))
+    constants = [int(text, 16) - base for text in _CONSTANT.findall(instruction.operands)]
+    slots: Slots = frozenset()
+    if written and instruction.name.removeprefix("U").startswith(_ADDRESSES):
+        sources = registers(instruction.operands.partition(",")[2])
+        slots = pointers.intersection(constants).union(*(reached.get(r, slots) for r in sources))
     wide_constant = instruction.name in ("LDC", "ULDC", "LDCU") and constants
     for index, register in enumerate(written):
-        now = slots
-        if wide_constant:
-            now = frozenset({constants[0] + 4 * index} & pointers)
+        now = frozenset({constants[0] + 4 * index} & pointers) if wide_constant else slots
         if instruction.predicate:
             now |= reached.get(register, frozenset())
         reached[register] = now

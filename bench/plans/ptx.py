@@ -7,89 +7,63 @@ Each address is traced back to the pointer argument that it was computed from.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
-
-WIDE = 16  # bytes; a wide access has as many or more
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:@!?%\w+\s+)?(?P<code>[a-z][\w.:]*)\s+(?P<operands>.+);", re.MULTILINE
 )
-_ACCESS = re.compile(r"^(?P<kind>ld|st)\.(?!param|shared|local|const|async)")
-_COPY = re.compile(r"^cp\.async\.c[ag]\.shared")
+_ACCESS = re.compile(r"^(?:ld|st)\.(?!param|shared|local|const|async)")
 _SIZE = re.compile(r"(?:\.v(?P<items>\d))?\.[a-z]+(?P<bits>\d+)$")
 _ADDRESS = re.compile(r"\[(?P<base>[%\w$]+)(?:\+(?P<plus>-?\d+))?\]")
 _REGISTER = re.compile(r"%[a-z]+\d+")
-_PARAMETER = re.compile(r"\w+_param_0$")
+_PARAMETER = re.compile(r"\w+_param_0$")  # the struct of arguments
 
 
-class Access(NamedTuple):
-    """A load from or store to global memory."""
+def accesses(ptx: str, pointers: frozenset[int]) -> set[tuple[int, int]]:
+    """Return bytes and pointer of the accesses to global memory.
 
-    kind: str  # ld or st; a copy to shared memory is a load
-    bytes: int
-    argument: int  # the offset of the pointer in the kernel's arguments, in bytes
-
-
-def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
-    """Count the accesses to global memory in the text of a kernel with one struct of arguments.
-
-    Parameters
-    ----------
-    ptx
-        The text of a kernel.
-    pointers
-        The offsets of the pointers in the struct. The other fields of the struct are numbers;
-        addresses are computed from these numbers, too.
-
-    Raises
-    ------
-    ValueError
-        An address was computed from no pointer, or from several pointers.
+    A pointer is its offset in the kernel's one struct of arguments, in bytes; `pointers` are all of
+    them. A copy to shared memory is an access. It is a ValueError if an address was computed from
+    no pointer, or from several pointers.
     """
-    definitions = _Definitions(ptx)
-    found: Counter[Access] = Counter()
-    for kind, size, base, text in _global_accesses(ptx):
+    code = [(found["code"], found["operands"]) for found in _INSTRUCTION.finditer(ptx)]
+    definitions = _Definitions(code)
+    found = set()
+    for size, base in _global_accesses(code):
         reached = definitions.arguments(base) & pointers
         if len(reached) != 1:
-            raise ValueError(f"{text!r} is computed from the pointers at {sorted(reached)}")
-        found[Access(kind, size, *reached)] += 1
+            raise ValueError(f"an access of {base} is computed from the pointers {sorted(reached)}")
+        found.add((size, *reached))
     return found
 
 
-def _global_accesses(ptx: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield for each access: ld or st, its bytes, its address, and the instruction."""
-    for found in _INSTRUCTION.finditer(ptx):
-        code, operands = found["code"], found["operands"]
-        if access := _ACCESS.match(code):
-            size = _SIZE.search(code)
-            address = _ADDRESS.search(operands)
+def _global_accesses(code: list[tuple[str, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the bytes and the address of each access."""
+    for name, operands in code:
+        if _ACCESS.match(name):
+            size, address = _SIZE.search(name), _ADDRESS.search(operands)
             if size is None or address is None:
-                raise ValueError(f"cannot read {found[0].strip()!r}")
-            count = int(size["items"] or 1) * int(size["bits"]) // 8
-            yield access["kind"], count, address["base"], found[0].strip()
-        elif _COPY.match(code):
-            _, source = _ADDRESS.findall(operands)
-            count = int(operands.partition(",")[2].split(",")[1])
-            yield "ld", count, source[0], found[0].strip()
+                raise ValueError(f"cannot read {name} {operands!r}")
+            yield int(size["items"] or 1) * int(size["bits"]) // 8, address["base"]
+        elif name.startswith(("cp.async.ca.shared", "cp.async.cg.shared")):
+            _, (source, _) = _ADDRESS.findall(operands)
+            yield int(operands.partition(",")[2].split(",")[1]), source
 
 
 class _Definitions:
     """The definitions of a kernel's registers."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, code: list[tuple[str, str]]) -> None:
         self._of: dict[str, list[tuple[str, str]]] = {}
         self._cached: dict[str, frozenset[int]] = {}
-        for found in _INSTRUCTION.finditer(ptx):
-            code, operands = found["code"], found["operands"]
-            if code.startswith(("st.", "bra", "cp.", "bar.", "call")):
+        for name, operands in code:
+            if name.startswith(("st.", "bra", "cp.", "bar.", "call")):
                 continue
             result, _, sources = operands.partition(",")
             if operands.startswith("{"):  # items of a vector, or halves of a register
                 result, _, sources = operands[1:].partition("}")
             for register in _REGISTER.findall(result):
-                self._of.setdefault(register, []).append((code, sources))
+                self._of.setdefault(register, []).append((name, sources))
 
     def arguments(self, register: str) -> frozenset[int]:
         """Return the offsets in the struct of arguments that a register was computed from."""
@@ -100,16 +74,16 @@ class _Definitions:
     def _reached(self, register: str) -> Iterator[int]:
         seen, worklist = {register}, [register]
         while worklist:
-            for code, sources in self._of.get(worklist.pop(), ()):
-                if code.startswith("ld.param"):
-                    yield from self._pointers_of(sources)
-                elif not code.startswith("ld."):  # a value from memory is not an address
+            for name, sources in self._of.get(worklist.pop(), ()):
+                if name.startswith("ld.param"):
+                    yield from self._offsets(sources)
+                elif not name.startswith("ld."):  # a value from memory is not an address
                     new = set(_REGISTER.findall(sources)) - seen
                     seen |= new
                     worklist += new
 
-    def _pointers_of(self, address: str) -> Iterator[int]:
-        """Yield the offset in the struct that an address points to."""
+    def _offsets(self, address: str) -> Iterator[int]:
+        """Yield the offset in the struct of an address."""
         found = _ADDRESS.search(address)
         if found is None:
             raise ValueError(f"cannot read the address {address!r}")
@@ -117,11 +91,7 @@ class _Definitions:
         if _PARAMETER.match(found["base"]):
             yield plus
             return
-        for code, sources in self._of.get(found["base"], ()):
+        for name, sources in self._of.get(found["base"], ()):
             first, *others = (source.strip() for source in sources.strip().split(","))
-            if _PARAMETER.match(first):
-                yield plus
-            elif code.startswith("mov."):
-                yield from self._pointers_of(f"[{first}+{plus}]")
-            elif code.startswith("add."):
-                yield from self._pointers_of(f"[{first}+{plus + int(others[0])}]")
+            if name.startswith(("mov.", "add.")):
+                yield from self._offsets(f"[{first}+{plus + sum(map(int, others))}]")

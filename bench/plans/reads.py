@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Counts from the SASS of a row norm: late loads, instructions, waits for loads.
 
-All counts are along the path of a row (static_paths.py):
+All counts are along the path of a row (paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
   residual_out, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count.
@@ -14,61 +14,36 @@ All counts are along the path of a row (static_paths.py):
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.plans.model import Work
 from bench.plans.paths import Step, Weights, row_path
-from bench.plans.pointers import LOADS, STORES, registers, results, traced
+from bench.plans.pointers import LOADS, STORES, Slots, registers, results, traced
 from bench.plans.sass import Instruction
 from bench.plans.work import work_of
 
 
 class Operands(NamedTuple):
-    """The offsets of pointers in a kernel's arguments, and a thread's share of a row.
+    """The offsets of pointers in a kernel's arguments, and a thread's share of a row."""
 
-    Attributes
-    ----------
-    rows
-        Bytes of an element of each array as large as x, by the offset of its pointer.
-    parameters
-        The offsets of weight and bias.
-    others
-        The offsets of all other pointers.
-    share
-        Elements of a row for each thread of its team.
-    """
-
-    rows: dict[int, int]
-    parameters: frozenset[int]
-    others: frozenset[int]
-    share: float
+    rows: dict[int, int]  # bytes of an element of each array as large as x, by its offset
+    parameters: Slots  # weight and bias
+    others: Slots
+    share: float  # elements of a row for each thread of its team
 
 
 class Counts(NamedTuple):
-    """The counts of one thread, for a row of its team.
+    """The counts of one thread, for a row of its team."""
 
-    Attributes
-    ----------
-    late_loads
-        Late loads in the SASS, each counted once.
-    work, work_once
-        The work on the path of a row, and the work outside of the path, which a block does once.
-    loaded
-        Bytes of row operands that are loaded to registers.
-    waits
-        How often the thread waits for loads of row operands.
-    parameter_waits, waits_once
-        Further waits, for weight and bias, on the path of a row, and all waits outside of it.
-    """
-
-    late_loads: int
-    work: Work
-    work_once: Work
-    loaded: float
-    waits: float
-    parameter_waits: float
-    waits_once: float
+    late_loads: int  # in the SASS, each counted once
+    work: Work  # on the path of a row
+    work_once: Work  # outside of the path, which a block does once
+    loaded: float  # bytes of row operands that are loaded to registers
+    waits: float  # how often the thread waits for loads of row operands
+    parameter_waits: float  # and further for weight and bias
+    waits_once: float  # for any of them, outside of the path
 
 
 def read(text: str, architecture: str, operands: Operands) -> Counts:
@@ -76,61 +51,43 @@ def read(text: str, architecture: str, operands: Operands) -> Counts:
     all_pointers = operands.parameters | operands.others | set(operands.rows)
     code, found = traced(text, architecture, all_pointers)
     are_staged = any(one.name == "LDGSTS" for one in found)
-    reached = {
-        one: _operand(slots, operands, prefers_rows=not are_staged or one.name not in LOADS)
-        for one, slots in found.items()
-    }
+    # If several pointers are possible, an access is to a row operand; but if rows are staged, a
+    # plain load prefers other pointers, because it reads statistics.
+    reached: dict[Instruction, int] = {}
+    for one, slots in found.items():
+        prefers_rows = not are_staged or one.name not in LOADS
+        if slots:
+            reached[one] = min(slots, key=lambda s: ((s in operands.rows) != prefers_rows, s))
     rows = {one for one, slot in reached.items() if slot in operands.rows}
     wanted = rows | {one for one, slot in reached.items() if slot in operands.parameters}
-    weights = Weights(
-        {one: one.bytes for one in wanted},
-        lambda steps: _trips(steps, reached, operands),
-        frozenset(one for one in rows if one.name in STORES),
-    )
-    path = row_path(code, weights)
+    stores = frozenset(one for one in rows if one.name in STORES)
+    sizes = {one: one.bytes for one in wanted}
+    weights = Weights(sizes, lambda steps: _trips(steps, reached, operands), stores)
+    row, once = row_path(code, weights)
     loads = {one for one in rows if one.name in LOADS}
     all_loads = {one for one in wanted if one.name in LOADS}
-    of_rows = waits(path.row, loads)
+    path = [one for one, _ in row]
+    first_store = next((index for index, one in enumerate(path) if one in stores), len(path))
+    of_rows = waits(row, loads)
     return Counts(
-        _late_loads(path.row, wanted, weights.stores),
-        work_of(path.row),
-        work_of(path.once),
-        sum(step.instruction.bytes * step.times for step in path.row if step.instruction in loads),
+        sum(one in all_loads for one in path[first_store:]),
+        work_of(row),
+        work_of(once),
+        sum(one.bytes * times for one, times in row if one in loads),
         of_rows,
-        max(0.0, waits(path.row, all_loads) - of_rows),
-        waits(path.once, all_loads),
+        max(0.0, waits(row, all_loads) - of_rows),
+        waits(once, all_loads),
     )
 
 
-def _operand(slots: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
-    """Return the pointer of an access; if several are possible, that of a row operand.
-
-    If rows are staged, a plain load prefers other pointers, because it reads statistics.
-    """
-    return min(
-        slots, key=lambda slot: ((slot in operands.rows) != prefers_rows, slot), default=None
-    )
-
-
-def _trips(
-    steps: Iterable[Step], reached: dict[Instruction, int | None], operands: Operands
-) -> float:
+def _trips(steps: Iterable[Step], reached: dict[Instruction, int], operands: Operands) -> float:
     """Return how often a loop runs until it has accessed the thread's share of a row."""
-    elements: dict[tuple[int, bool], float] = {}
+    elements: Counter[tuple[int, bool]] = Counter()
     for one, times in steps:
-        slot = reached.get(one)
-        if slot in operands.rows and slot is not None and one.name != "LDGSTS":
-            key = (slot, one.name in STORES)
-            elements[key] = elements.get(key, 0.0) + times * one.bytes / operands.rows[slot]
+        slot = reached.get(one, -1)
+        if slot in operands.rows and one.name != "LDGSTS":
+            elements[slot, one.name in STORES] += times * one.bytes / operands.rows[slot]
     return max(1.0, operands.share / max(elements.values())) if elements else 1.0
-
-
-def _late_loads(row: list[Step], wanted: set[Instruction], stores: frozenset[Instruction]) -> int:
-    stored = late = 0
-    for one, _ in row:
-        stored += one in stores
-        late += bool(stored) and one in wanted and one.name in LOADS
-    return late
 
 
 def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
@@ -147,7 +104,7 @@ def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
     return count + (times if pending else 0.0)
 
 
-def loads_at_once(text: str, architecture: str, slot: int, pointers: frozenset[int]) -> float:
+def loads_at_once(text: str, architecture: str, slot: int, pointers: Slots) -> float:
     """Return how many loads of an argument's array are in flight together, in the main loop.
 
     The main loop is the block with most such loads, because the compiler unrolls it.

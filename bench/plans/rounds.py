@@ -26,46 +26,23 @@ _NEAR = 0.95  # a launch that reaches this share of the waves ceiling has no oth
 class Round(NamedTuple):
     """The work of a team for its row or tile, in bytes and seconds.
 
-    Attributes
-    ----------
-    needed, moved
-        Bytes that the operator must move; bytes that the team moves from and to memory.
-    issued
-        Seconds of the busiest pipe, for all warps of the team.
-    alone
-        Seconds of the whole round if the team has the multiprocessor to itself, without the time of
-        its bytes at copy speed and, if rows are copied ahead, without the latency of copies.
-    copied_ahead
-        Rows that are copied to shared memory while the team computes one; 0 if the team waits for
-        its own loads.
-    pipe
-        The name of the busiest pipe.
+    `alone` is the whole round if the team has the multiprocessor to itself, without the time of its
+    bytes at copy speed and, if rows are copied ahead, without the latency of copies.
     """
 
-    needed: float
-    moved: Traffic
-    issued: float
+    needed: float  # bytes that the operator must move
+    moved: Traffic  # bytes that the team moves from and to memory
+    issued: float  # seconds of the busiest pipe, for all warps of the team
     alone: float
-    copied_ahead: int
-    pipe: str
+    copied_ahead: int  # rows that are copied while the team computes one; 0: it waits for its loads
+    pipe: str  # the busiest
 
 
 def round_of(
     gpu: Gpu, work: Work, warps: float, waits: float, needed: float, moved: Traffic, ahead: int = 0
 ) -> Round:
-    """Return the round of a team.
+    """Return the round of a team of some warps, each with that work; it waits so long for loads.
 
-    Parameters
-    ----------
-    gpu, work, warps
-        The GPU, the work of a warp of the team, and the number of the team's warps.
-    waits
-        Seconds that the team waits for loads.
-    needed, moved, ahead
-        As in `Round`.
-
-    Notes
-    -----
     A scheduler with n warps, each ready in a fraction p of the clocks, starts an instruction in
     1 - (1 - p)**n of the clocks. So a few warps do not fill their share of the slots.
     """
@@ -80,22 +57,12 @@ def round_of(
 
 
 class Grid(NamedTuple):
-    """How the rounds of a launch are distributed over multiprocessors.
+    """How the rounds of a launch are distributed over multiprocessors."""
 
-    Attributes
-    ----------
-    rounds, busiest
-        Rounds in all, and rounds of the multiprocessor that has most.
-    at_once
-        Teams on the busiest multiprocessor at a time.
-    blocks
-        Blocks of the launch.
-    """
-
-    rounds: float
-    busiest: float
-    at_once: float
-    blocks: int
+    rounds: float  # in all
+    busiest: float  # rounds of the multiprocessor that has most
+    at_once: float  # teams on the busiest multiprocessor at a time
+    blocks: int  # of the launch
 
 
 class Times(NamedTuple):
@@ -167,7 +134,10 @@ class Shares(NamedTuple):
 
 
 def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
-    """Return the ceilings and the prediction of a launch."""
+    """Return the ceilings and the prediction of a launch.
+
+    The limit is the lowest ceiling, waves, or copy if nothing limits.
+    """
     times, at_once = times_of(gpu, one, grid)
     copied = one.needed * gpu.sm_count / gpu.copy
     overlap = copied * at_once / (times.memory + times.pipes + times.own)
@@ -177,13 +147,8 @@ def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
     waves = grid.rounds / gpu.sm_count / grid.busiest
     copy = gpu.latency + grid.rounds * one.needed / gpu.copy
     prediction = min(1.0, copy / seconds(gpu, one, grid))
-    traffic_column = {"traffic": traffic} if traffic < 1.0 else {}
-    limit = _limit({one.pipe: issue, "overlap": overlap, **traffic_column}, waves, prediction)
-    return Shares(issue, overlap, traffic, waves, prediction, limit)
-
-
-def _limit(ceilings: dict[str, float], waves: float, prediction: float) -> str:
-    """Return the name of a launch's limit: the lowest ceiling, waves, or copy if nothing limits."""
+    ceilings = {one.pipe: issue, "overlap": overlap} | ({"traffic": traffic} if traffic < 1 else {})
+    limit = min(ceilings, key=lambda name: ceilings[name])
     if prediction >= _NEAR * min(1.0, waves):
-        return "waves" if waves < _NEAR else "copy"
-    return min(ceilings, key=lambda name: ceilings[name])
+        limit = "waves" if waves < _NEAR else "copy"
+    return Shares(issue, overlap, traffic, waves, prediction, limit)

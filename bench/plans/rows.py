@@ -3,60 +3,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from bench.plans.cache import kept
-from bench.plans.model import GPUS, MODELLED
-from bench.plans.occupancy import ARCHITECTURES, occupancy
+from bench.plans.compiled import compiled, nvrtc_version
+from bench.plans.model import GPUS
 from bench.plans.plan import PARAM_GRAD, STREAMED, Plan
-from bench.plans.ptx import WIDE, Access, accesses
-from bench.plans.sass import disassemble, disassembler
-from bench.plans.speed import speed
-from cunorm._backends import cuda as _cuda
-from cunorm._backends.sources import source_text
-from cunorm._core.build import KernelBuild
-from tests.support.nvrtc import compile_build, resource_usage
+from bench.plans.ptx import accesses
+from bench.plans.speed import blocks_per_sm, speed
 
 KEY = (
     *("arch", "features", "operator", "memory", "direction", "dtype", "shape", "count"),
     *("kernel", "step"),
 )
 # Columns of the plan, known without compiling.
-PLANNED = (
-    *("regime", "threads", "threads_per_row", "pack", "packs"),
-    *("aligned_bytes", "planned_bytes"),
-)
+PLANNED = ("regime", "threads", "threads_per_row", "pack", "packs", "planned_bytes")
 
 
 @dataclass(frozen=True)
 class Row:
     """One launch of a call on one architecture; sizes are in bytes, accesses are those of the PTX.
 
-    Attributes
-    ----------
-    count
-        Rows or samples of x; empty if they have 2**26 elements in all.
-    aligned_bytes, planned_bytes, narrowest_bytes
-        Bytes of the narrowest access to an array as large as x: the most that alignment allows;
-        what is planned, which also depends on width and registers; and what is compiled. 0
-        without such arrays.
-    narrowed
-        Accesses to such arrays that are narrower than planned, as "operand:bytes".
-    late_loads, instructions
-        Counts of the SASS (static_reads.py, static_packs.py): in row norms, loads after a row's
-        first store; warp instructions times 32 for each element of x.
-    issue_share, overlap_share, traffic_share, waves_share, prediction
-        The four ceilings and the predicted share of copy speed on the GPU, by a model (rounds.py).
-        They are not measured, and empty if the model does not have the GPU.
-    call_prediction, microseconds
-        The prediction of a whole call, launches included: its share of the speed of a copy of as
-        many bytes, and its time. If a call has two launches, these are on the line of the second.
-    limit
-        The name of the launch's limit; "copy" if nothing limits it.
+    The predictions are by a model (rounds.py), not measured, and empty if it does not have the GPU.
     """
 
     nvrtc: str
@@ -68,7 +35,7 @@ class Row:
     direction: str
     dtype: str
     shape: str
-    count: str
+    count: str  # rows or samples of x; empty if they have 2**26 elements in all
     kernel: str
     step: str
     regime: str
@@ -82,25 +49,15 @@ class Row:
     stack: int
     shared: int
     blocks_per_sm: int
-    warps_per_sm: int
-    loads_16: int
-    loads_narrow: int
-    stores_16: int
-    stores_narrow: int
-    aligned_bytes: int
-    planned_bytes: int
-    narrowest_bytes: int
-    narrowed: str
-    late_loads: str
-    instructions: str
-    issue_share: str
-    overlap_share: str
-    traffic_share: str
-    waves_share: str
-    prediction: str
-    call_prediction: str
-    microseconds: str
-    limit: str
+    planned_bytes: int  # of the narrowest access to an array as large as x; 0 without such arrays
+    narrowest_bytes: int  # as it is compiled
+    narrowed: str  # such accesses that are narrower than planned, as "operand:bytes"
+    late_loads: str  # of a row norm: loads after a row's first store (reads.py)
+    instructions: str  # warp instructions times 32 for each element of x (reads.py, packs.py)
+    prediction: str  # the launch's share of copy speed
+    call_prediction: str  # the share of the whole call, launches included, on its last line
+    microseconds: str  # of the whole call
+    limit: str  # what limits the launch; "copy" if nothing does
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -128,121 +85,41 @@ class Row:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """Compile a plan; return a line for each GPU of the model, or a line without predictions.
-
-    Without a disassembler, columns of the SASS are empty.
-    """
-    static = _static_columns(plan)
-    gpus = {name: one for name, one in GPUS.items() if one.architecture == plan.architecture}
-    if plan.regime == PARAM_GRAD or plan.features:
-        gpus = {}
-    found = gpus or {"": None}
-    return [
-        Row(gpu=name, **static, **speed(plan, gpu, blocks_per_sm, sass_of))
-        for name, gpu in found.items()
+    """Compile a plan; return a line for each GPU of the model, or a line without predictions."""
+    found, operands = compiled(plan.build, plan.architecture), plan.row_operands
+    widths = [
+        (operands[slot][0], size, plan.access_bytes(operands[slot][1].itemsize))
+        for size, slot in accesses(found.ptx, plan.pointers)
+        if slot in operands
     ]
-
-
-def _static_columns(plan: Plan) -> dict[str, Any]:
-    """Return the columns that are the same on every GPU of the architecture."""
-    log, ptx, _ = compile_with_sass(plan.build, plan.architecture)
-    usage = resource_usage(log)
-    counted = accesses(ptx, plan.pointers())
-    blocks = blocks_per_sm(plan)
-    widths = _widths(plan, counted)
-    return {
-        **planned_columns(plan),
+    static = planned_columns(plan) | {
         "nvrtc": nvrtc_version(),
-        "registers": usage.registers,
-        "spill_stores": usage.spill_stores,
-        "spill_loads": usage.spill_loads,
-        "stack": usage.stack,
-        "shared": usage.shared + plan.shared,
-        "blocks_per_sm": blocks,
-        "warps_per_sm": blocks * -(-plan.threads // 32),
-        "loads_16": _count(counted, "ld", is_wide=True),
-        "loads_narrow": _count(counted, "ld", is_wide=False),
-        "stores_16": _count(counted, "st", is_wide=True),
-        "stores_narrow": _count(counted, "st", is_wide=False),
+        "registers": found.registers,
+        "spill_stores": found.spill_stores,
+        "spill_loads": found.spill_loads,
+        "stack": found.stack,
+        "shared": found.shared + plan.launch.shared,
+        "blocks_per_sm": blocks_per_sm(plan),
         "narrowest_bytes": min((size for _, size, _ in widths), default=0),
         "narrowed": " ".join(
-            sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
+            sorted({f"{name}:{size}" for name, size, least in widths if size < least})
         ),
     }
-
-
-def blocks_per_sm(plan: Plan) -> int:
-    """Return how many blocks of a launch fit a multiprocessor."""
-    usage = resource_usage(compile_with_sass(plan.build, plan.architecture)[0])
-    limits = ARCHITECTURES[plan.architecture]
-    return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.shared)
+    gpus = {name: one for name, one in GPUS.items() if one.architecture == plan.architecture}
+    if plan.regime == PARAM_GRAD or plan.features or not gpus:
+        return [Row(gpu="", **static, **speed(plan, None)._asdict())]
+    return [Row(gpu=name, **static, **speed(plan, gpu)._asdict()) for name, gpu in gpus.items()]
 
 
 def planned_columns(plan: Plan) -> dict[str, str | int]:
     """Return the columns of a plan that need no compiling."""
-    itemsizes = [dtype.itemsize for _, dtype in plan.row_operands().values()]
-    pack = plan.number("PACK")
-    return {
+    same = ("features", "operator", "memory", "direction", "dtype", "shape", "count", "step")
+    sizes = [plan.access_bytes(dtype.itemsize) for _, dtype in plan.row_operands.values()]
+    return {name: getattr(plan, name) for name in (*same, "regime", "threads")} | {
         "arch": f"sm_{plan.architecture}",
-        "features": plan.features,
-        "operator": plan.operator,
-        "memory": plan.memory,
-        "direction": plan.direction,
-        "dtype": plan.dtype,
-        "shape": plan.shape,
-        "count": plan.count,
         "kernel": plan.build.kernel,
-        "step": plan.step,
-        "regime": plan.regime,
-        "threads": plan.threads,
         "threads_per_row": plan.number("THREADS_PER_ROW", 0),
-        "pack": pack,
+        "pack": plan.number("PACK"),
         "packs": plan.number("PACKS"),
-        "aligned_bytes": min(map(plan.aligned_bytes, itemsizes), default=0),
-        "planned_bytes": min(map(plan.access_bytes, itemsizes), default=0),
+        "planned_bytes": min(sizes, default=0),
     }
-
-
-def _widths(plan: Plan, counted: Iterable[Access]) -> list[tuple[str, int, int]]:
-    """Return name, bytes and planned bytes of each access to an array as large as x."""
-    operands = plan.row_operands()
-    found = [
-        (access, operands[access.argument]) for access in counted if access.argument in operands
-    ]
-    return [
-        (name, access.bytes, plan.access_bytes(dtype.itemsize)) for access, (name, dtype) in found
-    ]
-
-
-def _count(counted: dict[Access, int], kind: str, *, is_wide: bool) -> int:
-    return sum(
-        count
-        for access, count in counted.items()
-        if access.kind == kind and (access.bytes >= WIDE) == is_wide
-    )
-
-
-@lru_cache(maxsize=256)
-def compile_with_sass(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
-    """Compile a build as the launcher does; return ptxas's log, the PTX, and the SASS or ""."""
-    wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in MODELLED else ()))
-    reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
-
-    def compiled() -> tuple[str, str, str]:
-        found = compile_build(build, architecture)
-        return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
-
-    options = _cuda.compile_options(build)
-    code = re.sub(r"(\s*(//.*)?\n)+", "\n", source_text(build.kernel))  # without comments
-    key = (nvrtc_version(), code, *options, architecture, reads_sass)
-    return kept(key, compiled)
-
-
-def sass_of(build: KernelBuild, architecture: str) -> str:
-    """Return the disassembly of a build; "" without a disassembler."""
-    return compile_with_sass(build, architecture)[2]
-
-
-def nvrtc_version() -> str:
-    """Return the version of NVRTC on this machine."""
-    return ".".join(map(str, _cuda.nvrtc_version()))

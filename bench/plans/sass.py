@@ -23,24 +23,22 @@ _LABEL = re.compile(r"^(?P<name>[.$\w]+):\s*$")
 _LINE = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?:(?P<predicate>@!?U?P\w+)\s+)?(?P<code>[A-Z][\w.]*)(?P<operands>[^;]*);"
 )
-_TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
+_TARGET = re.compile(r"`\((?P<label>\.[^)]+)\)")  # a label in this function begins with a dot
 _SIZE = re.compile(r"\.(?P<bits>U8|S8|U16|S16|64|128|256)(?=\.|$)")
 _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 
 @cache
-def disassembler() -> Path | None:
+def disassembler() -> str | None:
     """Find nvdisasm on PATH, in CUDA_HOME, in NVIDIA's wheels or in Triton's."""
-    if found := shutil.which("nvdisasm"):
-        return Path(found)
-    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    folders = [home / "bin" for home in homes]
+    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
+    folders = [Path(home, "bin") for home in homes]
     for package, pattern in (("nvidia", "*/bin"), ("triton", "backends/nvidia/bin")):
         spec = find_spec(package)
         for root in spec.submodule_search_locations or () if spec else ():
             folders += sorted(Path(root).glob(pattern))
-    candidates = (folder / name for folder in folders for name in ("nvdisasm", "nvdisasm.exe"))
-    return next((path for path in candidates if path.is_file()), None)
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, folders)])
+    return shutil.which("nvdisasm", path=path)
 
 
 def disassemble(cubin: bytes) -> str:
@@ -53,7 +51,7 @@ def disassemble(cubin: bytes) -> str:
         file.write_bytes(cubin + b"\0")  # CuPy cuts off the last byte, which is 0
         run = subprocess.run([tool, "-c", "-ndf", file], capture_output=True, text=True)
     if run.returncode:
-        raise RuntimeError(f"{tool.name} failed: {run.stderr.strip()}")
+        raise RuntimeError(f"nvdisasm failed: {run.stderr.strip()}")
     return run.stdout
 
 
@@ -81,13 +79,11 @@ class Instruction:
         """The list of operands."""
         return [text.strip() for text in self.operands.split(",")]
 
-    @property
+    @cached_property
     def target(self) -> str:
         """The label in this function that it may branch to, or ""; a CALL may be a branch."""
         found = _TARGET.search(self.operands)
-        if found is None or self.name not in ("BRA", "BRX", "JMP", "JMX", "CALL"):
-            return ""
-        return found["label"] if found["label"].startswith(".") else ""
+        return found["label"] if found and self.name in ("BRA", "BRX", "JMP", "JMX", "CALL") else ""
 
     @property
     def is_call(self) -> bool:
@@ -95,14 +91,17 @@ class Instruction:
         return self.name == "CALL" and not self.target
 
     @property
+    def is_exit(self) -> bool:
+        """Whether a warp may end here."""
+        return self.name in ("EXIT", "RET")
+
+    @property
     def is_certain(self) -> bool:
         """Whether it is a branch or an exit for every thread."""
         if self.predicate not in ("", "@PT", "@!UPT"):
             return False
-        if self.name in ("EXIT", "RET"):
-            return True
         branches = self.code in ("BRA", "JMP", "BRA.U", "CALL.REL.NOINC") and bool(self.target)
-        return branches and len(self.arguments) == 1
+        return self.is_exit or (branches and len(self.arguments) == 1)
 
 
 @dataclass(eq=False)
@@ -115,7 +114,7 @@ class Block:
     @property
     def is_end(self) -> bool:
         """Whether a warp may end here."""
-        return not self.next or self.instructions[-1].name in ("EXIT", "RET")
+        return not self.next or any(one.is_exit for one in self.instructions[-1:])
 
 
 def blocks(text: str) -> list[Block]:
@@ -131,15 +130,13 @@ def blocks(text: str) -> list[Block]:
             labels[item] = len(found) - 1
             continue
         found[-1].instructions.append(item)
-        if item.target or item.name in ("EXIT", "RET"):
+        if item.target or item.is_exit:
             found.append(Block())
-    if not found[-1].instructions:
-        found.append(Block())  # the text ends with a label, a branch or an exit
-    for number, block in enumerate(found[:-1]):
+    for number, block in enumerate(found):
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.target in labels:
             block.next.append(labels[last.target])
-        if last is None or not last.is_certain:
+        if (last is None or not last.is_certain) and number + 1 < len(found):
             block.next.append(number + 1)
     return found
 

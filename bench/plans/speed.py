@@ -1,90 +1,114 @@
 # SPDX-License-Identifier: MIT
 """Columns of the static table from the SASS of a plan, with predictions for the model's GPUs.
 
-`instructions` are a warp's instructions for one row, times 32, divided by the warp's elements of
-the row: a thread's instructions per element. If blocks walk several rows, the instructions that run
-once are divided among these rows.
+`instructions` are a thread's instructions for each of its elements of x. If the blocks of a row
+norm walk several rows, the instructions that run once are divided among these rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil
+from math import ceil, prod
+from typing import NamedTuple
 
-from bench.plans.columns import COLUMNS, call_columns, launch_columns
-from bench.plans.groups import speed_of_groups
-from bench.plans.model import LAUNCH, MODELLED, Gpu, ParamGrad, Traffic, param_grad_time
-from bench.plans.occupancy import ARCHITECTURES
-from bench.plans.plan import PARAM_GRAD, STREAMED, Plan
+from bench.plans.compiled import compiled
+from bench.plans.model import (
+    LAUNCH,
+    MODELLED,
+    Gpu,
+    ParamGrad,
+    Traffic,
+    Work,
+    between,
+    copy_time,
+    param_grad_time,
+)
+from bench.plans.occupancy import ARCHITECTURES, l2_keeps, occupancy
+from bench.plans.packs import MIN_BYTES, Packs, executed
+from bench.plans.plan import PARAM_GRAD, STREAMED, Plan, staged_rows
 from bench.plans.reads import Counts, Operands, loads_at_once, read
 from bench.plans.rounds import Grid, Round, round_of, seconds, shares
-from cunorm._core.build import KernelBuild
 
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # macros; offsets of param_grad's pointers
 
-Sass = Callable[[KernelBuild, str], str]
+
+class Speed(NamedTuple):
+    """The columns; unknown ones are empty."""
+
+    late_loads: str = ""
+    instructions: str = ""
+    prediction: str = ""
+    limit: str = ""
+    call_prediction: str = ""
+    microseconds: str = ""
 
 
-def speed(
-    plan: Plan, gpu: Gpu | None, blocks_of: Callable[[Plan], int], sass_of: Sass
-) -> dict[str, str]:
-    """Return the columns; unknown ones are empty.
+def speed(plan: Plan, gpu: Gpu | None) -> Speed:
+    """Return the columns of a launch, and of its call if this is the last launch but param_grad.
 
-    Parameters
-    ----------
-    plan
-        A launch.
-    gpu
-        The GPU, if the model has it.
-    blocks_of
-        Returns how many of a launch's blocks fit a multiprocessor.
-    sass_of
-        Returns the disassembly of a build on an architecture; empty without a disassembler.
+    Without a GPU, only counts are there. Packs of a group norm that are too small have no counts.
     """
-    columns = dict.fromkeys(COLUMNS, "")
-    blocks_per_sm, sass = blocks_of(plan), sass_of(plan.build, plan.architecture)
-    if not sass or plan.regime == PARAM_GRAD or not blocks_per_sm:
+    if plan.regime == PARAM_GRAD or not blocks_per_sm(plan):
+        return Speed()
+    return (
+        _of_rows(plan, gpu) if plan.build.kernel.startswith("row_norm") else _of_groups(plan, gpu)
+    )
+
+
+def blocks_per_sm(plan: Plan) -> int:
+    """Return how many blocks of a launch fit a multiprocessor."""
+    usage = compiled(plan.build, plan.architecture)
+    limits = ARCHITECTURES[plan.architecture]
+    return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.launch.shared)
+
+
+def _with_predictions(
+    counts: Speed, gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float
+) -> Speed:
+    """Add the predictions of a launch and, if it has a time, of its call, which moves bytes."""
+    found = shares(gpu, *launch)
+    columns = counts._replace(prediction=f"{found.prediction:.3f}", limit=found.limit)
+    if not time:
         return columns
-    params = param_grad_of(plan, sass_of)
-    if not plan.is_row_norm:
-        return columns | speed_of_groups(
-            plan, gpu, lambda one: sass_of(one.build, one.architecture), blocks_of, params
-        )
-    found = read(sass, plan.architecture, _operands(plan))
-    if found.work.total == 0 or (found.loaded == 0 and plan.stages == 0):
+    share = min(1.0, copy_time(gpu, moved) / time)
+    return columns._replace(call_prediction=f"{share:.3f}", microseconds=f"{1e6 * time:.1f}")
+
+
+# --- row norms ------------------------------------------------------------------------------------
+
+
+def _of_rows(plan: Plan, gpu: Gpu | None) -> Speed:
+    rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands.items()}
+    others = plan.pointers - plan.parameters - set(rows)
+    operands = Operands(rows, plan.parameters, others, _share(plan))
+    found = read(compiled(plan.build, plan.architecture).sass, plan.architecture, operands)
+    if found.work.total == 0 or (found.loaded == 0 and not staged_rows(plan.macros)):
         raise ValueError(f"no loads of a row were found in the SASS of {plan}")
     instructions = found.work.plus(found.work_once, 1 / _passes(plan)).total / _share(plan)
-    columns |= {"late_loads": str(found.late_loads), "instructions": f"{instructions:.1f}"}
+    columns = Speed(str(found.late_loads), f"{instructions:.1f}")
     if gpu is None:
         return columns
-    grid = _grid(plan, gpu, blocks_per_sm)
-    one = _round(plan, gpu, found, grid)
-    moved = plan.rows * int(plan.shape) * plan.traffic().total
-    time = LAUNCH + seconds(gpu, one, grid) + param_grad_time(gpu, params)
-    return columns | launch_columns(shares(gpu, one, grid)) | call_columns(gpu, moved, time)
+    grid = _grid(plan, gpu)
+    launch = _round(plan, gpu, found, grid), grid
+    moved = plan.rows * int(plan.shape) * plan.traffic.total
+    time = LAUNCH + seconds(gpu, *launch) + param_grad_time(gpu, param_grad_of(plan))
+    return _with_predictions(columns, gpu, launch, moved, time)
 
 
-def _operands(plan: Plan) -> Operands:
-    rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands().items()}
-    others = plan.pointers() - plan.parameters() - set(rows)
-    return Operands(rows, plan.parameters(), others, _share(plan))
-
-
-def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
+def _grid(plan: Plan, gpu: Gpu) -> Grid:
     """Return how rounds are distributed over multiprocessors; a block takes a row or walks rows."""
     of_block = plan.threads / _team(plan)
-    most = ceil(plan.grid / gpu.sm_count)
+    most = ceil(plan.launch.grid / gpu.sm_count)
     return Grid(
         plan.rows * plan.number("THREADS_PER_ROW") / _team(plan),
         most * of_block * ceil(_passes(plan)),
-        min(blocks_per_sm, most) * of_block,
-        plan.grid,
+        min(blocks_per_sm(plan), most) * of_block,
+        plan.launch.grid,
     )
 
 
 def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
     """Return the round of a block of a row's team, or of a warp that has several rows."""
-    traffic, passes, elements = plan.traffic(), _passes(plan), _team(plan) * _share(plan)
+    traffic, passes, elements = plan.traffic, _passes(plan), _team(plan) * _share(plan)
     reads = float(traffic.reads)
     resident = grid.at_once * gpu.sm_count * elements * reads
     if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
@@ -104,7 +128,7 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
         found.waits * row_latency + parameters * (gpu.latency if are_first else gpu.l2_latency),
         elements * traffic.total,
         Traffic(elements * reads, elements * traffic.writes),
-        min(plan.stages, ceil(passes)),
+        min(staged_rows(plan.macros), ceil(passes)),
     )
 
 
@@ -120,20 +144,92 @@ def _share(plan: Plan) -> float:
 
 def _passes(plan: Plan) -> float:
     """Return the rows that a team walks."""
-    return max(1.0, plan.rows / plan.rows_at_once)
+    rows_at_once = plan.launch.grid * plan.threads / plan.number("THREADS_PER_ROW")
+    return max(1.0, plan.rows / rows_at_once)
 
 
-def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
+def param_grad_of(plan: Plan) -> ParamGrad | None:
     """Return the param_grad launch after a backward, on GPUs of the model, if there is one."""
-    launch = plan.param_grad
-    if launch is None or plan.architecture not in MODELLED:
+    launch, architecture = plan.param_grad, plan.architecture
+    if launch is None or architecture not in MODELLED:
         return None
     macros = dict(launch.build.macros)
     sums = [slot for name, slot in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))
-    sass = sass_of(launch.build, plan.architecture)
-    of_thread = plan.parts / int(macros["PART_THREADS"])
-    at_once = [max(1.0, loads_at_once(sass, plan.architecture, slot, pointers)) for slot in sums]
+    sass, parts = compiled(launch.build, architecture).sass, plan.launch.parts
+    of_thread = parts / int(macros["PART_THREADS"])
+    at_once = [max(1.0, loads_at_once(sass, architecture, slot, pointers)) for slot in sums]
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
-    return ParamGrad(len(sums) * plan.parts * plan.sums_pitch * itemsize, serial)
+    return ParamGrad(len(sums) * parts * plan.launch.sums_pitch * itemsize, serial)
+
+
+# --- group norms ----------------------------------------------------------------------------------
+
+
+def _of_groups(plan: Plan, gpu: Gpu | None) -> Speed:
+    found = _executed(plan)
+    if found is None:
+        return Speed()
+    columns = Speed(instructions=f"{found.total * plan.threads / block_elements(plan):.1f}")
+    if gpu is None:
+        return columns
+    launches = [_launch(one, gpu) for one in (plan.before, plan) if one is not None]
+    if plan.step == "find":
+        return _with_predictions(columns, gpu, launches[-1], 0, 0)
+    times = [seconds(gpu, *one) for one in launches]
+    of_chunk = LAUNCH + between(gpu) * (len(times) - 1) + sum(times)
+    time = ceil(plan.rows / plan.chunk) * of_chunk + param_grad_time(gpu, param_grad_of(plan))
+    moved = plan.rows * _sample_elements(plan) * call_traffic(plan).total
+    return _with_predictions(columns, gpu, launches[-1], moved, time)
+
+
+def call_traffic(plan: Plan) -> Traffic:
+    """Return the necessary bytes of a group norm's call for each element of x.
+
+    If the call has two launches and L2 does not keep a sample, the reads count twice.
+    """
+    reads_twice = plan.before is not None and not _fits_l2(plan, 1)
+    return Traffic(plan.traffic.reads * (2 if reads_twice else 1), plan.traffic.writes)
+
+
+def block_elements(plan: Plan) -> float:
+    """Return the mean number of elements of x in a group norm's block."""
+    return plan.chunk * _sample_elements(plan) / plan.launch.grid
+
+
+def _executed(plan: Plan) -> Work | None:
+    """Return the work of a warp; None if packs are too small."""
+    pack = plan.number("PACK")
+    sizes = {slot: pack * dtype.itemsize for slot, (_, dtype) in plan.row_operands.items()}
+    if min(sizes.values()) < MIN_BYTES:
+        return None
+    sharing = plan.number("CHANNEL_THREADS") * plan.number("POSITION_THREADS")
+    packs = Packs(sizes, pack * plan.traffic.reads, block_elements(plan) / sharing / pack)
+    sass = compiled(plan.build, plan.architecture).sass
+    return executed(sass, plan.architecture, plan.pointers, packs)
+
+
+def _launch(plan: Plan, gpu: Gpu) -> tuple[Round, Grid]:
+    """Return the work of a block, and how blocks are distributed over multiprocessors."""
+    found = _executed(plan)
+    assert found is not None  # packs of both launches are equal
+    traffic, elements = plan.traffic, block_elements(plan)
+    from_l2 = plan.before is not None and _fits_l2(plan, plan.chunk)
+    writes = 0 if plan.step == "find" else traffic.writes
+    moved = Traffic(0 if from_l2 else elements * traffic.reads, elements * writes)
+    waits = gpu.latency
+    if from_l2:
+        waits = gpu.l2_latency + elements * traffic.reads / (gpu.sm_bytes * gpu.clock)
+    one = round_of(gpu, found, plan.threads / 32, waits, moved.total, moved)
+    most = ceil(plan.launch.grid / gpu.sm_count)
+    return one, Grid(plan.launch.grid, most, min(blocks_per_sm(plan), most), plan.launch.grid)
+
+
+def _fits_l2(plan: Plan, samples: int) -> bool:
+    """Whether L2 keeps the arrays that a launch reads for that many samples."""
+    return l2_keeps(plan.architecture, samples * _sample_elements(plan) * plan.traffic.reads)
+
+
+def _sample_elements(plan: Plan) -> int:
+    return prod(map(int, plan.shape.split("x")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The static table as text: by regime, by plan, and compared with the goals."""
+"""The static table as text: by plan, and compared with the goals."""
 
 from __future__ import annotations
 
@@ -95,19 +95,13 @@ def limit(row: Row) -> str:
     return row.limit
 
 
-def goals_table(rows: list[Row]) -> str:
-    """Return how many plans meet each goal, and the worst plan, by GPU and kind of norm.
-
-    The plans are the default ones, of float32 and bfloat16.
-    """
+def goals_table(rows: list[Row]) -> Iterator[str]:
+    """Yield how many default plans meet each goal, and the worst plan, by GPU and kind of norm."""
     head = f"{'predictions by a model, not measured':50}{'meet it':>10}{'late loads':>12}"
-    return "\n".join([f"{head}  the worst: prediction, plan, limit", *_goal_lines(rows)])
-
-
-def _goal_lines(rows: list[Row]) -> Iterator[str]:
+    yield f"{head}  the worst: prediction, plan, limit"
     for gpu, goal, kind in product(GPUS, GOALS, KINDS):
         covered = (row for row in rows if row.gpu == gpu and goal.covers(row))
-        found = [row for row in covered if kind_of(row) == kind]
+        found = [row for row in covered if _kind(row) == kind]
         if found:
             met = sum(share(row) >= goal.wanted for row in found)
             late = sum(bool(row.late()) for row in found)
@@ -119,8 +113,7 @@ def _goal_lines(rows: list[Row]) -> Iterator[str]:
             )
 
 
-def kind_of(row: Row) -> str:
-    """Return the kind of a norm, one of KINDS."""
+def _kind(row: Row) -> str:
     if row.memory:
         return row.memory
     if row.operator.startswith("add_"):
@@ -128,61 +121,16 @@ def kind_of(row: Row) -> str:
     return "gated" if row.operator.endswith("_gate") else "plain"
 
 
-def row_lines(rows: list[Row]) -> str:
-    """Return a line for every row."""
-    lines = [
-        f"{'':64}{'regime':33}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'issue':>7}"
-        f"{'overlap':>8}{'traffic':>8}{'waves':>6}{'predicted':>10}{'call':>6}{'µs':>8} limit"
-    ]
+def row_lines(rows: list[Row]) -> Iterator[str]:
+    """Yield a line for every row."""
+    yield (
+        f"{'':64}{'regime':33}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}"
+        f"{'predicted':>10}{'call':>6}{'µs':>8} limit"
+    )
     for row in rows:
-        lines.append(
-            f"{name_of(row):64}{row.regime:33}{row.registers:5}{row.blocks_per_sm:7}{row.late_loads:>5}"
-            f"{row.instructions:>7}{row.issue_share:>7}{row.overlap_share:>8}{row.traffic_share:>8}"
-            f"{row.waves_share:>6}{row.prediction:>10}{row.call_prediction:>6}{row.microseconds:>8}"
-            f" {row.limit}"
+        name = " ".join(filter(None, (row.gpu or row.arch, *row.key[1:-2], row.step)))
+        yield (
+            f"{name:64}{row.regime:33}{row.registers:5}{row.blocks_per_sm:7}{row.late_loads:>5}"
+            f"{row.instructions:>7}{row.prediction:>10}{row.call_prediction:>6}"
+            f"{row.microseconds:>8} {row.limit}"
         )
-    return "\n".join(lines)
-
-
-def changes(old: list[Row], new: list[Row]) -> str:
-    """Return a line for each launch whose predicted time differs by more than a percent."""
-    before = {(row.gpu, row.key): row for row in old if row.microseconds}
-    lines = []
-    for row in new:
-        was = before.get((row.gpu, row.key))
-        if was and row.microseconds:
-            ratio = float(row.microseconds) / float(was.microseconds)
-            if abs(ratio - 1) > 0.01:
-                lines.append(
-                    f"{ratio:5.2f} of the time: {name_of(row):60} {share(was):.3f} -> "
-                    f"{share(row):.3f}, registers {was.registers} -> {row.registers}, {limit(row)}"
-                )
-    return "\n".join(sorted(lines)) or "no prediction differs"
-
-
-def name_of(row: Row) -> str:
-    """Return the GPU and the columns that identify a launch, except its kernel."""
-    return " ".join(filter(None, (row.gpu or row.arch, *row.key[1:-2], row.step)))
-
-
-def summary(rows: list[Row]) -> str:
-    """Return the most registers, and the least occupancy, by architecture and regime."""
-    columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
-    lines = [f"{'':8}{'regime':36}{columns}"]
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.arch, row.regime), []).append(row)
-    for (architecture, regime), group in groups.items():
-        narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
-        by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
-        lines.append(
-            f"{architecture:8}{regime:36}{len(group):6}{max(row.registers for row in group):10}"
-            f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
-        )
-    lines += [
-        "",
-        f"NVRTC {rows[0].nvrtc}. registers: the most; warps/SM: the least; narrow: launches that",
-        "access some array as large as x by less than 16 bytes; by plan: launches with packs that",
-        "are smaller than alignment allows, to save registers.",
-    ]
-    return "\n".join(lines)

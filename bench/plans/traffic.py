@@ -1,48 +1,79 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
-The kernels run on the tests' software GPU, which counts every access to arrays as large as x. The
-exit status is 1 if a call moves more than 1.02, or less than 0.999, times the necessary bytes.
+The kernels of one call of each operator and regime run on the tests' software GPU, which counts
+every access to arrays as large as x. The exit status is 1 if a call moves more than 1.02, or less
+than 0.999, times the necessary bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
-from bench.plans.planned import DIRECTIONS
-from bench.plans.traffic_calls import Call, calls, count
+import numpy as np
+
+import cunorm
+from bench.plans.plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
+from bench.plans.planned import DIRECTIONS, feature_sets, plans
 from bench.report.records import write_csv
 from bench.timing.arguments import list_of
-from bench.timing.cases import OPERATORS
+from bench.timing.cases import (
+    DTYPES,
+    OPERATORS,
+    Operator,
+    Shape,
+    backward,
+    host_operands,
+    training_forward,
+)
+from cunorm import NormForward, reference
+from cunorm._backends import cuda, driver
+from cunorm._core import memo
+from cunorm._core.caps import MIN_CAPABILITY, Features
+from tests import softgpu
+from tests.softgpu.counters import Launch, counting
 
 LIMIT = 1.02
 _DTYPES = ("float32", "bfloat16")
+_ARCHITECTURE = "90"  # of an H200, like the software GPU
+# The call of a regime has the first of these sizes whose plan has the regime. A row norm's x has
+# about _ELEMENTS elements but at least two rows; three times as many if rows are copied ahead.
+_WIDTHS = (1000, 64, 4096, 16384, 32768, 65536, 131072, 262144)
+_SAMPLES = ((320, 8, 8), (128, 16, 16), (320, 64, 64), (128, 64, 128))
+_ELEMENTS = 16_000
+_SECTOR = 32  # bytes
+
+_LARGE = {
+    "forward": ("x", "residual", "gate", "y", "residual_out"),
+    "backward": ("dy", "x", "d_residual", "gate", "dx", "dgate"),
+}
+
+
+class Call(NamedTuple):
+    """A call of an operator; x of a group norm is one sample."""
+
+    operator: Operator
+    direction: str
+    dtype: str
+    shape: Shape
+    regime: str
+    features: Features  # available to the plan
 
 
 @dataclass(frozen=True)
 class Row:
-    """The bytes that one call moves.
-
-    Attributes
-    ----------
-    minimum
-        Bytes of arrays as large as x, each counted once.
-    read_again
-        Bytes of arrays that the regime reads a second time, because it does not keep them.
-    moved, ratio
-        Bytes of all accesses to arrays as large as x, and their ratio to minimum + read_again.
-    others
-        Bytes of parameters, statistics, partial sums and the workspace, once for each kernel.
-    of_sectors
-        `moved` divided by the bytes of the sectors that the warps' accesses touch.
-    """
+    """The bytes that one call moves."""
 
     operator: str
     memory: str
@@ -50,12 +81,12 @@ class Row:
     dtype: str
     regime: str
     shape: str
-    minimum: int
-    read_again: int
-    moved: int
-    ratio: str
-    others: int
-    of_sectors: str
+    minimum: int  # bytes of arrays as large as x, each counted once
+    read_again: int  # of those that the regime reads a second time, because it does not keep them
+    moved: int  # by all accesses to them
+    ratio: str  # of moved to minimum + read_again
+    others: int  # of parameters, statistics, partial sums and the workspace, once for each kernel
+    of_sectors: str  # moved divided by the bytes of the sectors that the warps' accesses touch
 
     def fault(self) -> str:
         """Return the fault of the call; "" if there is none."""
@@ -66,7 +97,13 @@ class Row:
 
 def main(argv: list[str]) -> int:
     """Make the table; return 1 if a call moves too much or too little."""
-    options = _arguments(argv)
+    parser = argparse.ArgumentParser(prog="python -m bench bytes", description=__doc__)
+    names = list(dict.fromkeys(operator.name for operator in OPERATORS))
+    help_of_op = f"some of {', '.join(names)}"
+    parser.add_argument("--op", type=list_of(names), default=names, help=help_of_op)
+    parser.add_argument("--out", type=Path, help="write a CSV here as well")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that count")
+    options = parser.parse_args(argv)
     chosen = [
         call
         for operator, direction, dtype in product(OPERATORS, DIRECTIONS, _DTYPES)
@@ -76,43 +113,12 @@ def main(argv: list[str]) -> int:
     rows = list(_measure_all(chosen, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    print(*table(rows), sep="\n")
-    return int(any(row.fault() for row in rows))
-
-
-def measure(call: Call) -> Row:
-    """Count the bytes of a call and return its line."""
-    found = count(call)
-    ratio = found.moved / (found.minimum + found.read_again)
-    return Row(
-        call.operator.name,
-        call.operator.memory,
-        call.direction,
-        call.dtype,
-        call.regime,
-        "x".join(map(str, call.shape)),
-        found.minimum,
-        found.read_again,
-        found.moved,
-        f"{ratio:.4f}",
-        found.others,
-        f"{found.of_sectors:.3f}",
-    )
-
-
-def table(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield a line for every call."""
-    yield (
-        f"{'operator':22}{'direction':10}{'dtype':10}{'regime':36}{'shape':>14}"
-        f"{'minimum':>10}{'again':>10}{'moved':>10}{'ratio':>8}{'others':>10}"
-        f"{'sectors':>9}"
-    )
-    for row in rows:
-        yield (
-            f"{f'{row.operator} {row.memory}':22}{row.direction:10}{row.dtype:10}{row.regime:36}"
-            f"{row.shape:>14}{row.minimum:10}{row.read_again:10}{row.moved:10}{row.ratio:>8}"
-            f"{row.others:10}{row.of_sectors:>9}  {row.fault()}".rstrip()
-        )
+    widths = (22, 5, 9, 9, 36, 14, 10, 10, 10, 8, 10, 10)
+    for cells in (Row.__dataclass_fields__, *map(astuple, rows)):
+        print(*(f"{cell!s:<{width}}" for cell, width in zip(cells, widths, strict=True)))
+    faults = [f"{row}: {row.fault()}" for row in rows if row.fault()]
+    print(*faults, sep="\n")
+    return bool(faults)
 
 
 def _measure_all(chosen: list[Call], jobs: int) -> Iterator[Row]:
@@ -124,16 +130,105 @@ def _measure_all(chosen: list[Call], jobs: int) -> Iterator[Row]:
     print(file=sys.stderr)
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench bytes", description=__doc__)
-    names = list(dict.fromkeys(operator.name for operator in OPERATORS))
-    parser.add_argument(
-        "--op", type=list_of(names), default=names, help=f"some of {', '.join(names)}"
+def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
+    """Yield a call of each regime that the operator's plans have."""
+    seen: set[str] = set()
+    sizes = _SAMPLES if operator.of_channels else [(width,) for width in _WIDTHS]
+    for features, size in product(feature_sets(_ARCHITECTURE), sizes):
+        name = plans(operator, direction, dtype, size, _ARCHITECTURE, features)[0].regime
+        if name not in seen:
+            seen.add(name)
+            rows = 1 if operator.of_channels else max(2, _ELEMENTS // size[0])
+            if COPIED_AHEAD in name:
+                rows *= 3  # so that each block has several rows
+            yield Call(operator, direction, dtype, (rows, *size), name, features)
+
+
+def measure(call: Call) -> Row:
+    """Make a call on the software GPU, and add up the bytes that it moves."""
+    names = [name for name in _LARGE[call.direction] if _has(call.operator, name)]
+    launches, pointers = _launches(call, names)
+    kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
+    large = [launch.range_at(pointer) for launch in kernels for pointer in pointers]
+    size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
+    minimum, read_again = len(names) * size, len(_read_again(call, names)) * size
+    moved = sum(found.loaded + found.stored for found in large)
+    sectors = sum(found.load_sectors + found.store_sectors for found in large)
+    others: dict[tuple[str, int], int] = {}  # the most that one launch of a kernel touches
+    for launch in launches:
+        for found in launch.ranges:
+            if not any(found.begin <= pointer < found.end for pointer in pointers):
+                key = launch.kernel, found.begin
+                touched = found.distinct_loaded, found.distinct_stored
+                others[key] = max(others.get(key, 0), *touched)
+    return Row(
+        *(call.operator.name, call.operator.memory, call.direction, call.dtype, call.regime),
+        "x".join(map(str, call.shape)),
+        *(minimum, read_again, moved, f"{moved / (minimum + read_again):.4f}"),
+        sum(others.values()),
+        f"{moved / (_SECTOR * sectors):.3f}",
     )
-    parser.add_argument("--out", type=Path, help="write a CSV here as well")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that count")
-    return parser.parse_args(argv)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _has(operator: Operator, name: str) -> bool:
+    if "residual" in name:
+        return operator.has_residual
+    return name not in ("gate", "dgate") or operator.gate_position is not None
+
+
+def _read_again(call: Call, names: list[str]) -> set[str]:
+    """Return the arrays that are read twice, because nothing keeps them between the passes."""
+    if call.regime == TWO_LAUNCHES:
+        return {"x", "dy"} & set(names)
+    if call.regime != STREAMED:
+        return set()
+    if call.direction == "backward":
+        return {"dy", "x", "gate"} & set(names)
+    stream = "residual_out" if call.operator.has_residual else "x"
+    return {stream, "gate"} if call.operator.gate_position == "pre" else {stream}
+
+
+def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
+    """Make a call, and return its launches and the addresses of its arrays as large as x."""
+    softgpu.load()
+    import cupy
+
+    operator = call.operator
+    host = host_operands(operator, call.dtype, call.shape)
+    last = operator.memory == "NHWC"
+    arrays = {name: _put(cupy, array, last and array.ndim == 4) for name, array in host.items()}
+    features = ",".join(name for name in MIN_CAPABILITY if getattr(call.features, name)) or "none"
+    few = {"multiprocessors": 1} if COPIED_AHEAD in call.regime else {}
+    with (
+        softgpu.settings(**few),
+        mock.patch.object(driver, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
+        mock.patch.dict(os.environ, CUNORM_FEATURES=features),
+    ):
+        memo.clear_all()  # plans are for another GPU
+        with counting() as launches:
+            if call.direction == "forward":
+                result = training_forward(cunorm, operator, arrays)()
+            else:
+                saved = training_forward(reference, operator, host)()
+                if operator.has_residual:
+                    arrays["x"] = cupy.asarray(saved.residual.astype(host["x"].dtype))
+                statistics = {
+                    name: cupy.asarray(getattr(saved, name).astype("float32"))
+                    for name in ("rstd", *(("mean",) if operator.center else ()))
+                }
+                forward = NormForward(residual=arrays["x"], **statistics)
+                result = backward(cunorm, operator, arrays, forward)()
+        regimes = {regime(build) for build, _ in cuda.loaded.values}
+        memo.clear_all()
+    if call.regime not in regimes:
+        raise ValueError(f"{call} ran as {regimes}")
+    found = result._asdict()
+    found = found | arrays | {"residual_out": found.get("residual")}
+    return launches, {found[name].data.ptr for name in names}
+
+
+def _put(cupy: Any, array: Any, last: bool) -> Any:
+    """Copy an array to the GPU; with `last`, the channels, axis 1, stay last in memory."""
+    if not last:
+        return cupy.asarray(array)
+    return cupy.asarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)

@@ -29,39 +29,33 @@ _BARRIER = 30.0  # clocks until warps go on after a barrier (published microbenc
 
 
 def work_of(steps: Iterable[Step]) -> Work:
-    """Return the work of a warp along a path."""
-    total = fma = integer = special = shuffles = shared = exchanges = 0.0
-    steps = list(steps)
-    for one, times in steps:
-        total += times
-        fma += times * (one.name in _FMA)
-        integer += times * (one.name in _INTEGER)
-        special += times * (one.name in _SPECIAL)
-        shuffles += times * (one.name == "SHFL")
-        shared += times * _shared_clocks(one)
-        exchanges += times * one.code.startswith("SYNCS.PHASECHK")
-    return Work(total, alone_clocks(steps), fma, integer, special, shuffles, shared, exchanges)
+    """Return the work of a warp along a path.
 
-
-def _shared_clocks(one: Instruction) -> float:
-    return max(1.0, 32 * one.bytes / _BANK_BYTES) if one.name in _SHARED else 0.0
-
-
-def alone_clocks(steps: Iterable[Step]) -> float:
-    """Return the clocks of a lone warp, which issues in order, and waits for its operands.
-
-    Waits for loads from global memory and for predicates are left out.
+    A lone warp issues in order, and waits for its operands. Its waits for loads from global memory
+    and for predicates are left out.
     """
     ready: dict[str, float] = {}
-    clock = elapsed = 0.0
+    clock = 0.0
+    found = Work()
     for one, times in steps:
         before = clock
-        written = results(one)
-        read = registers(one.operands)
-        clock = max([clock + 1, *(ready.get(name, 0.0) for name in read)])
+        clock = max([clock + 1, *(ready.get(name, 0.0) for name in registers(one.operands))])
         if one.name == "BAR":
             clock += _BARRIER
         latency = _UNIT if one.name in _UNITS else _ARITHMETIC
-        ready |= dict.fromkeys(written, clock + latency)
-        elapsed += times * (clock - before)
-    return elapsed
+        ready |= dict.fromkeys(results(one), clock + latency)
+        found = found.plus(_of_instruction(one, clock - before), times)
+    return found
+
+
+def _of_instruction(one: Instruction, alone: float) -> Work:
+    return Work(
+        total=1,
+        alone=alone,
+        fma=one.name in _FMA,
+        integer=one.name in _INTEGER,
+        special=one.name in _SPECIAL,
+        shuffles=one.name == "SHFL",
+        shared=max(1.0, 32 * one.bytes / _BANK_BYTES) if one.name in _SHARED else 0.0,
+        exchanges=one.code.startswith("SYNCS.PHASECHK"),
+    )

@@ -3,73 +3,64 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
-from bench.plans.model import EXCHANGE, Gpu, ParamGrad, Traffic, Work, between, param_grad_time
+from bench.plans.model import (
+    EXCHANGE,
+    GPUS,
+    Gpu,
+    ParamGrad,
+    Traffic,
+    Work,
+    between,
+    param_grad_time,
+)
+from bench.plans.packs import Packs, executed
 from bench.plans.paths import Step
+from bench.plans.plan import TWO_LAUNCHES
+from bench.plans.planned import DIRECTIONS, feature_sets, grid, plans
 from bench.plans.reads import Operands, loads_at_once, read
 from bench.plans.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
 from bench.plans.sass import blocks
+from bench.plans.speed import block_elements, call_traffic
 from bench.plans.work import work_of
+from bench.timing.cases import OPERATORS
+
+
+def sass(text: str) -> str:
+    """Return a disassembly of labels and instructions, some in a line, as nvdisasm prints it."""
+    parts = (part.strip() for line in text.splitlines() for part in line.split(";"))
+    return "\n".join(
+        part if part.endswith(":") else f"        /*0000*/                   {part} ;"
+        for part in parts
+        if part
+    )
+
 
 # A forward of bfloat16 rows, 16 elements a thread, in a loop over rows: all of x is loaded first, a
 # root has a slow path, and weight is loaded for each pack. The arguments begin at 0x210.
-KEPT = """
-	.text.row_norm_forward:
-row_norm_forward:
-        /*0000*/                   LDC.64 R6, c[0x0][0x300] ;
-        /*0010*/                   ULDC.64 UR4, c[0x0][0x210] ;
-        /*0020*/                   ULDC.64 UR6, c[0x0][0x2a0] ;
-        /*0030*/                   S2R R4, SR_TID.X ;
+KEPT = sass("""
+LDC.64 R6, c[0x0][0x300]; ULDC.64 UR4, c[0x0][0x210]; ULDC.64 UR6, c[0x0][0x2a0]; S2R R4, SR_TID.X
 .L_x_1:
-        /*0040*/                   LEA R2, P0, R4, UR4, 0x1 ;
-        /*0050*/                   LEA.HI.X R3, R4, UR5, R5, 0x1, P0 ;
-        /*0060*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
-        /*0070*/                   LDG.E.128 R12, desc[UR8][R2.64+0x400] ;
-        /*0080*/                   FFMA.FTZ R20, R8, R12, R9 ;
-        /*0090*/              @!P1 BRA `(.L_x_2) ;
-        /*00a0*/                   MOV R30, 0xc0 ;
-        /*00b0*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_slowpath) ;
-        /*00c0*/                   BRA `(.L_x_3) ;
+LEA R2, P0, R4, UR4, 0x1; LEA.HI.X R3, R4, UR5, R5, 0x1, P0
+LDG.E.128 R8, desc[UR8][R2.64]; LDG.E.128 R12, desc[UR8][R2.64+0x400]
+FFMA.FTZ R20, R8, R12, R9; @!P1 BRA `(.L_x_2)
+MOV R30, 0xc0; CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_slowpath); BRA `(.L_x_3)
 .L_x_2:
-        /*00d0*/                   MUFU.RSQ R20, R20 ;
-        /*00e0*/                   FMUL.FTZ R21, R20, R20 ;
-        /*00f0*/                   FMUL.FTZ R22, R20, R20 ;
-        /*0100*/                   FMUL.FTZ R23, R20, R20 ;
+MUFU.RSQ R20, R20; FMUL.FTZ R21, R20, R20; FMUL.FTZ R22, R20, R20; FMUL.FTZ R23, R20, R20
 .L_x_3:
-        /*0110*/                   IMAD.WIDE.U32 R16, R4, 0x2, R6 ;
-        /*0120*/                   LEA R18, P0, R4, UR6, 0x1 ;
-        /*0130*/                   LDG.E.128 R24, desc[UR8][R16.64] ;
-        /*0140*/                   FMUL.FTZ R8, R8, R24 ;
-        /*0150*/                   STG.E.128 desc[UR8][R18.64], R8 ;
-        /*0160*/                   LDG.E.128 R24, desc[UR8][R16.64+0x400] ;
-        /*0170*/                   FMUL.FTZ R12, R12, R24 ;
-        /*0180*/                   STG.E.128 desc[UR8][R18.64+0x400], R12 ;
-        /*0190*/               @P2 BRA `(.L_x_1) ;
-        /*01a0*/                   EXIT ;
+IMAD.WIDE.U32 R16, R4, 0x2, R6; LEA R18, P0, R4, UR6, 0x1
+LDG.E.128 R24, desc[UR8][R16.64]; FMUL.FTZ R8, R8, R24; STG.E.128 desc[UR8][R18.64], R8
+LDG.E.128 R24, desc[UR8][R16.64+0x400]; FMUL.FTZ R12, R12, R24
+STG.E.128 desc[UR8][R18.64+0x400], R12; @P2 BRA `(.L_x_1); EXIT
 .L_x_4:
-        /*01b0*/                   BRA `(.L_x_4);
-        /*01c0*/                   NOP;
+BRA `(.L_x_4); NOP
 $__internal_0_$__cuda_sm20_sqrt_slowpath:
-        /*01d0*/                   LDG.E.128 R40, desc[UR8][R2.64] ;
-        /*01e0*/                   RET.REL.NODEC R30 `(row_norm_forward) ;
-"""
+LDG.E.128 R40, desc[UR8][R2.64]; RET.REL.NODEC R30 `(row_norm_forward)
+""")
 OPERANDS = Operands({0: 2, 144: 2}, frozenset((240, 248)), frozenset((256, 264)), 16.0)
-
-# A pass that keeps nothing: a loop, which may be skipped, takes 8 elements at a time.
-STREAMED = """
-        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
-        /*0010*/                   LDC.64 R4, c[0x0][0x2a0] ;
-        /*0020*/               @P0 BRA `(.L_x_2) ;
-.L_x_1:
-        /*0030*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
-        /*0040*/                   FADD.FTZ R8, R8, R9 ;
-        /*0050*/                   STG.E.128 desc[UR8][R4.64], R8 ;
-        /*0060*/                   IADD3 R2, P1, R2, 0x80, RZ ;
-        /*0070*/               @P2 BRA `(.L_x_1) ;
-.L_x_2:
-        /*0080*/                   EXIT ;
-"""
 
 
 def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
@@ -81,7 +72,7 @@ def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
     assert (found.loaded, found.waits) == (32, 1)
 
 
-def test_loads_before_the_first_store_are_not_late():
+def test_loads_before_the_first_store_and_loads_of_statistics_are_not_late():
     early = KEPT.replace("LDG.E.128 R24, desc[UR8][R16.64+0x400]", "NOP")
     assert read(early, "90", OPERANDS).late_loads == 0
     statistic = KEPT.replace("R16.64+0x400", "R28.64").replace(
@@ -90,10 +81,12 @@ def test_loads_before_the_first_store_are_not_late():
     assert read(statistic, "90", OPERANDS).late_loads == 0
 
 
-def test_a_loop_of_a_streamed_row_counts_for_the_threads_share_of_the_row():
-    found = read(STREAMED, "90", OPERANDS._replace(share=64.0))
-    assert (found.loaded, found.waits) == (8 * 16, 8)
-    assert found.work.total == 3 + 8 * 5 + 1
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [("NOP\n.L_x_1:", [False, True]), ("@P0 EXIT\n.L_x_1:", [True, True])],
+)
+def test_a_kernel_may_end_with_an_empty_block(text, ends):
+    assert [block.is_end for block in blocks(sass(text))] == ends
 
 
 def test_loads_in_flight_together_are_those_before_a_value_is_needed():
@@ -101,20 +94,88 @@ def test_loads_in_flight_together_are_those_before_a_value_is_needed():
     assert loads_at_once(KEPT, "90", 240, frozenset((0, 144, 240))) == 1
 
 
+# --- group norms ----------------------------------------------------------------------------------
+
+
+# A thread copies packs of 16 bytes, two at a time and then the rest, and writes results, two at a
+# time. Divergence and division have slow paths.
+TILE = sass("""
+LDC.64 R2, c[0x0][0x210]; LDC.64 R4, c[0x0][0x228]; @P0 BRA `(.L_x_2)
+.L_x_1:
+LDGSTS.E.BYPASS.128 [R20], desc[UR8][R2.64]
+LDGSTS.E.BYPASS.128 [R20+0x1000], desc[UR8][R2.64+0x100]; @P1 BRA `(.L_x_1)
+.L_x_2:
+LDGSTS.E.BYPASS.128 [R20], desc[UR8][R2.64]; @P2 BRA `(.L_x_2)
+BAR.SYNC.DEFER_BLOCKING 0x0; BRA.DIV UR4, `(.L_x_9)
+.L_x_5:
+SHFL.BFLY PT, R17, R16, 0x1, 0x1f; @!P4 BRA `(.L_x_7)
+MOV R30, 0x180; CALL.REL.NOINC `($__internal_0_$__cuda_sm3x_div_slowpath)
+.L_x_7:
+LDS.128 R8, [R20]; MUFU.EX2 R8, R8; STG.E.128 desc[UR8][R4.64], R8
+LDS.128 R12, [R20+0x1000]; MUFU.EX2 R12, R12; STG.E.128 desc[UR8][R4.64+0x100], R12
+@P1 BRA `(.L_x_7); EXIT
+.L_x_9:
+WARPSYNC.COLLECTIVE R30, `(.L_x_10)
+.L_x_10:
+BRA `(.L_x_5)
+""")
+
+
+def test_loops_count_for_all_packs_of_a_tile_and_remainder_loops_and_slow_paths_do_not():
+    packs, pointers = Packs({0: 16, 24: 16}, 16, of_thread=8.0), frozenset((0, 24, 48, 56))
+    once = 3 + 2 + 2 + 1
+    found = executed(TILE, "90", pointers, packs)
+    assert (found.total, found.special) == (once + 3 * 8 / 2 + 7 * 8 / 2, 2 * 8 / 2)
+    assert executed(TILE, "90", pointers, packs._replace(of_thread=0.0)).total == once
+    with pytest.raises(ValueError, match="no loops over packs"):
+        executed(TILE.replace("128", "32"), "90", pointers, packs._replace(bytes={}))
+
+
+def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
+    clusters, none = feature_sets("90")
+    operator = next(one for one in OPERATORS if one.label == "group_norm+silu NHWC")
+    for channels, features, expected in (
+        (128, clusters, Traffic(2, 2)),  # one launch
+        (128, none, Traffic(2, 2)),  # 16 MiB, less than half of L2
+        (320, clusters, Traffic(4, 2)),
+    ):
+        shape = (channels, 256, 256)
+        last = plans(operator, "forward", "bfloat16", shape, "90", features)[-1]
+        assert (last.before is not None) == (last.regime == TWO_LAUNCHES)
+        assert call_traffic(last) == expected
+
+
+def test_the_grid_has_every_kind_of_group_plan_and_tiles_fill_most_of_their_shared_memory():
+    found = [plan for plan in grid(("90",)) if plan.memory and plan.chunk and not plan.features]
+    assert {"one launch", "cluster of 16", TWO_LAUNCHES} <= {plan.regime for plan in found}
+    for plan in found:
+        tile = plan.launch.shared / plan.traffic.reads
+        assert 0.5 * tile < block_elements(plan) <= tile
+
+
+def test_two_samples_of_a_large_model_give_most_multiprocessors_a_block():
+    features = feature_sets("90")[0]
+    operators = [one for one in OPERATORS if one.name == "group_norm+silu"]
+    shapes = ((320, 64, 64), (640, 32, 32), (960, 64, 64), (1280, 32, 32), (128, 256, 256))
+    for one in product(operators, DIRECTIONS, ("float32", "bfloat16"), shapes):
+        few, many = (plans(*one, "90", features, samples)[0] for samples in (2, 64))
+        assert few.launch.grid >= 0.9 * GPUS["H100"].sm_count, one
+        assert few.build == many.build
+        assert few.launch.grid * many.chunk == many.launch.grid * few.chunk
+
+
+# --- the model ------------------------------------------------------------------------------------
+
 GPU = Gpu("90", sm_count=100, clock=1e9, copy=2e12, latency=1e-6, l2_latency=1e-6)
 # Each of 8 warps has 500 instructions, half of them of integers, and waits only for loads.
 WORK = Work(total=500.0, alone=1000.0, integer=250.0)
+# 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
+ROUND = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
 
 
 def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
-    code = "\n".join(
-        f"        /*{index:04x}*/                   {text} ;"
-        for index, text in enumerate(
-            ("LDS.128 R4, [R2]", "FFMA.FTZ R8, R4, R5, R6", "SHFL.BFLY PT, R9, R8, 0x1, 0x1f")
-        )
-    )
-    (block,) = blocks(code)[:1]
-    found = work_of(Step(one, 2.0) for one in block.instructions)
+    code = "LDS.128 R4, [R2]; FFMA.FTZ R8, R4, R5, R6; SHFL.BFLY PT, R9, R8, 0x1, 0x1f"
+    found = work_of(Step(one, 2.0) for one in blocks(sass(code))[0].instructions)
     assert (found.total, found.fma, found.shuffles, found.shared) == (6.0, 2.0, 2.0, 8.0)
     # The load begins at clock 1, its result comes 30 clocks later, and arithmetic takes 4 more.
     assert found.alone == 2.0 * (1 + 30 + 4)
@@ -139,22 +200,19 @@ def test_rounds_share_memory_and_pipes():
 
 
 def test_a_prediction_is_the_formula_by_hand():
-    # 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
-    one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
     # One round on each multiprocessor takes 4 µs. Two take 6 µs, and a copy of their bytes 5 µs.
-    assert seconds(GPU, one, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
-    found = shares(GPU, one, Grid(200, 2, 1, 200))
-    assert found.prediction == pytest.approx(5e-6 / 6e-6)
-    assert found[:4] == pytest.approx((2.0, 0.5, 1.0, 1.0))
+    assert seconds(GPU, ROUND, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
+    found = shares(GPU, ROUND, Grid(200, 2, 1, 200))
+    assert found[:5] == pytest.approx((2.0, 0.5, 1.0, 1.0, 5e-6 / 6e-6))
     assert found.limit == "overlap"
     # The last of three waves has two blocks.
-    assert shares(GPU, one, Grid(202, 3, 1, 202)).waves == pytest.approx(2.02 / 3)
+    assert shares(GPU, ROUND, Grid(202, 3, 1, 202)).waves == pytest.approx(2.02 / 3)
     # The port of a multiprocessor limits a lone block to 64 bytes a ns.
-    assert seconds(GPU, one, Grid(1, 1, 1, 1)) == pytest.approx(2e-6 + 4e4 / 64e9)
+    assert seconds(GPU, ROUND, Grid(1, 1, 1, 1)) == pytest.approx(2e-6 + 4e4 / 64e9)
 
 
 def test_rows_that_are_copied_ahead_are_computed_one_at_a_time():
-    one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=3e-6, copied_ahead=2, pipe="issue")
+    one = ROUND._replace(alone=3e-6, copied_ahead=2)
     assert shares(GPU, one, Grid(1000, 10, 1, 100)).overlap == pytest.approx(2 / 3)
     assert rate(*times_of(GPU, one, Grid(1000, 10, 1, 100))) < 1 / 3e-6
     assert shares(GPU, one, Grid(1000, 10, 2, 200)).overlap == pytest.approx(4 / 3)
@@ -163,8 +221,5 @@ def test_rows_that_are_copied_ahead_are_computed_one_at_a_time():
 def test_param_grad_takes_the_time_of_its_bytes_or_of_its_serial_loads():
     assert param_grad_time(GPU, None) == 0.0
     written = 2.0**20 / GPU.copy
-    found = param_grad_time(GPU, ParamGrad(1 << 20, 30.0))
-    assert found == pytest.approx(written + between(GPU) + 30e-6)
-    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(
-        2 * written + between(GPU)
-    )
+    found = [param_grad_time(GPU, ParamGrad(1 << 20, serial)) for serial in (30.0, 0.0)]
+    assert found == pytest.approx([written + between(GPU) + 30e-6, 2 * written + between(GPU)])
