@@ -16,10 +16,6 @@ from .building import folder, library, nvrtc, unavailable
 __all__ = ["is_loaded", "load", "real_gpu", "settings", "subprocess_environment", "unavailable"]
 
 STANDIN = str(Path(__file__).parent / "standin")
-NAMES = (
-    *("schedule", "seed", "races", "counters", "copies", "streams", "multiprocessors", "devices"),
-    *("capability", "largest_cluster"),
-)
 
 
 def real_gpu() -> bool:
@@ -47,7 +43,7 @@ def load() -> ctypes.CDLL:
     if STANDIN not in sys.path:
         sys.path.insert(0, STANDIN)
     loaded = ctypes.CDLL(os.environ["SOFTGPU_LIBRARY"])
-    loaded.softgpu_setting.restype = loaded.softgpu_error.restype = ctypes.c_char_p
+    loaded.softgpu_settings.restype = loaded.softgpu_error.restype = ctypes.c_char_p
     return loaded
 
 
@@ -61,10 +57,9 @@ def subprocess_environment() -> dict[str, str]:
     load()
     paths = [STANDIN, os.environ.get("PYTHONPATH", "")]
     names = ("SOFTGPU_LIBRARY", "SOFTGPU_NVRTC", "SOFTGPU_PTX")
-    text = ",".join(f"{name}={_set(name)}" for name in NAMES)
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "SOFTGPU_SETTINGS": text,
+        "SOFTGPU_SETTINGS": load().softgpu_settings().decode(),
         **{name: os.environ[name] for name in names},
     }
 
@@ -76,24 +71,16 @@ def settings(**values: object) -> Iterator[None]:
     Work queued before the block runs with the former settings.
     """
     _finish()
-    before = {}
+    before = load().softgpu_settings()
+    text = ",".join(f"{name}={value}" for name, value in values.items())
     try:
-        for name, value in values.items():
-            before[name] = _set(name, str(value))
+        if not load().softgpu_set(text.encode()):
+            raise ValueError(f"the software GPU has no setting {text}")
         yield
         _finish()
     finally:
         load().softgpu_finish()
-        for name, value in before.items():
-            _set(name, value)
-
-
-def _set(name: str, value: str | None = None) -> str:
-    text = None if value is None else value.encode()
-    before = load().softgpu_setting(name.encode(), text)
-    if before is None:
-        raise ValueError(f"the software GPU has no setting {name}={value}")
-    return before.decode()
+        load().softgpu_set(before)
 
 
 def _finish() -> None:

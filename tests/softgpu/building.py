@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,10 +26,7 @@ FLAGS = (
 # Each unit: sources that are compiled together, to save time, and their optimization level.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
-    (
-        *("memory", "operations", "schedule", "barriers", "mbarriers", "dependents"),
-        *("races", "counters"),
-    ): "-O2",
+    ("memory", "operations", "schedule", "barriers", "mbarriers", "races", "counters"): "-O2",
     ("module", "decode", "kernels", "driver", "streams"): "-O1",
 }
 NEEDED = {"avx2", "fma", "f16c"}  # CPU flags
@@ -72,12 +70,7 @@ def folder() -> Path:
     path = Path(tempfile.gettempdir()) / f"cunorm-softgpu-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
-    if (
-        not path.is_dir()
-        or path.is_symlink()
-        or status.st_uid != os.getuid()
-        or status.st_mode & 0o77
-    ):
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o77:
         raise PermissionError(f"{path} is not a folder of this user alone")
     return path
 

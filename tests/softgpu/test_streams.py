@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import cunorm
 from tests import softgpu
 from tests.softgpu.launching import cupy, launch, raises
 
@@ -89,19 +88,14 @@ def test_the_default_stream_and_blocking_streams_wait_for_each_other(waits):
     cupy.cuda.Device().synchronize()  # before x is freed
 
 
-def test_a_launch_copies_its_parameters_at_once():
-    x, stream, n = filled(0), free_stream(), np.full(1, 5, "i")
-    launch(ADD, x, n, stream=stream)
-    n[0] = 7
-    assert read(x, stream) == 5
-
-
-def test_an_array_of_the_host_is_read_at_once():
-    given, stream = np.zeros(3, "i"), free_stream()
+def test_parameters_and_arrays_of_the_host_are_read_at_once():
+    stream, n, given = free_stream(), np.full(1, 5, "i"), np.zeros(32, "i")
     with stream:
         x = cupy.asarray(given)
     given[:] = 9
-    assert read(x, stream) == 0
+    launch(ADD, x, n, stream=stream)
+    n[0] = 7
+    assert read(x, stream) == 5
 
 
 def test_memory_is_freed_in_the_order_of_its_own_stream():
@@ -125,7 +119,7 @@ def test_the_waiting_call_raises_the_error_and_later_work_is_dropped():
     x, y, stream = filled(1), filled(1), free_stream()
     launch("int* x) { x[threadIdx.x] = 2; }", x, block=33, stream=stream)
     add(y, 1, stream)
-    with raises(r"(?s)ILLEGAL_ADDRESS: cuStreamSynchronize.*kernel k.*thread \(32,0,0\)"):
+    with raises(r"(?s)ILLEGAL_ADDRESS: cuStreamSynchronize.*kernel k.*thread 32 of"):
         stream.synchronize()
     assert read(y, stream) == 1
     with raises("outside of any allocation"), softgpu.settings():
@@ -165,17 +159,3 @@ def test_a_capture_refuses_calls_that_a_gpu_refuses():
         add(x, 1, other)
         with raises("STREAM_CAPTURE_UNJOINED"):
             stream.end_capture()
-
-
-def test_a_call_of_cunorm_runs_on_the_current_stream_alone():
-    given = np.random.default_rng(0).standard_normal((300, 257)).astype("f")
-    stream = free_stream()
-    with stream:
-        x, weight = cupy.asarray(given), cupy.asarray(given[0])
-        f = cunorm.rms_norm_forward(x, weight)
-        grads = cunorm.rms_norm_backward(x, x, weight, rstd=f.rstd)
-        assert not stream.done
-        exact = cunorm.reference.rms_norm_forward(given, given[0])
-        exact_grads = cunorm.reference.rms_norm_backward(given, given, given[0], rstd=exact.rstd)
-        np.testing.assert_allclose(f.y.get(), exact.y, atol=1e-5)
-        np.testing.assert_allclose(grads.dweight.get(), exact_grads.dweight, atol=1e-3)

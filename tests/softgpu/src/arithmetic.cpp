@@ -4,7 +4,6 @@
 #include <fenv.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "lanes.h"
 
@@ -45,32 +44,6 @@ T insert_bits(T part, T into, u32 position, u32 length) {
   return (into & ~mask) | (part << position & mask);
 }
 constexpr auto insert = []<class T>(T a, T b, u32 c, u32 d) { return insert_bits(a, b, c, d); };
-constexpr auto reversed = []<class T>(T a) {
-  T out = 0;
-  for (u32 k = 0; k < kBits<T>; ++k) out |= (a >> k & 1) << (kBits<T> - 1 - k);
-  return out;
-};
-// Each nibble of the selector selects a byte of a or b, or that byte's sign.
-u32 permute_bytes(u32 a, u32 b, u32 selector) {
-  u32 out = 0;
-  for (int k = 0; k < 4; ++k) {
-    const u32 nibble = selector >> (4 * k) & 15;
-    const u32 byte = (u64(b) << 32 | a) >> (8 * (nibble & 7)) & 255;
-    out |= (nibble & 8 ? (byte & 128 ? 255 : 0) : byte) << (8 * k);
-  }
-  return out;
-}
-template <bool left, bool wrap>
-u32 funnel(u32 low, u32 high, u32 n) {
-  const u64 v = u64(high) << 32 | low;
-  n = wrap ? n & 31 : std::min(n, 32u);
-  return left ? u32(v << n >> 32) : u32(v >> n);
-}
-template <auto f, class... Sources>
-constexpr ByType of_words() {
-  return {nullptr, nullptr, each<f, Sources...>};
-}
-
 const std::map<std::string, ByType> integers = {
     {"add", bitwise<[]<class T>(T a, T b) { return a + b; }, 2>()},
     {"sub", bitwise<[]<class T>(T a, T b) { return a - b; }, 2>()},
@@ -104,16 +77,6 @@ const std::map<std::string, ByType> integers = {
                        2>()},
     {"min", arithmetic<[]<class T>(T a, T b) { return std::min(a, b); }, 2>()},
     {"max", arithmetic<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
-    {"abs", arithmetic<[]<class T>(T a) { return T(a < 0 ? 0 - u64(a) : u64(a)); }, 1>()},
-    {"popc", bitwise<[]<class T>(T a) { return std::popcount(a); }, 1>()},
-    {"clz", bitwise<[]<class T>(T a) { return std::countl_zero(a); }, 1>()},
-    {"brev", bitwise<reversed, 1>()},
-    {"bfind.shiftamt", of_words<[](u32 a) { return a ? std::countl_zero(a) : -1; }, u32>()},
-    {"prmt", of_words<permute_bytes, u32, u32, u32>()},
-    {"shf.l.wrap", of_words<funnel<true, true>, u32, u32, u32>()},
-    {"shf.l.clamp", of_words<funnel<true, false>, u32, u32, u32>()},
-    {"shf.r.wrap", of_words<funnel<false, true>, u32, u32, u32>()},
-    {"shf.r.clamp", of_words<funnel<false, false>, u32, u32, u32>()},
 };
 
 template <size_t>
@@ -144,11 +107,6 @@ template <auto f, int n>
 constexpr Real real() {
   return {in_float32<f, n>, each_of<f, double, n>()};
 }
-// Returns the lesser number, or NaN if either is NaN.
-template <class T>
-T lesser_or_nan(T a, T b) {
-  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
-}
 // Divides. For a float32 b above 2^126, div.approx and div.full may return 0, or NaN if a is
 // infinite: this function does so.
 template <class T>
@@ -163,16 +121,6 @@ constexpr auto saturated_product = []<class T>(T a, T b) {
   return a * b > 0 ? std::min(a * b, T(1)) : T(0);
 };
 constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
-constexpr auto reciprocal_root = []<class T>(T a) { return T(1 / std::sqrt((long double)(a))); };
-template <auto f>
-constexpr Real approximate() {
-  return {in_float32<f, 1>, each<f, double>, each<upper_half<f>, double>};
-}
-// Computes in float64, and rounds the result to float32.
-template <double (*f)(double)>
-constexpr Real in_float64() {
-  return {in_float32<[](float a) { return float(f(double(a))); }, 1>, nullptr};
-}
 
 const std::map<std::string, Real> reals = {
     {"add", real<[]<class T>(T a, T b) { return a + b; }, 2>()},
@@ -188,13 +136,11 @@ const std::map<std::string, Real> reals = {
     {"abs", real<[]<class T>(T a) { return std::fabs(a); }, 1>()},
     {"copysign", real<[]<class T>(T a, T b) { return std::copysign(b, a); }, 2>()},
     {"sqrt", real<[]<class T>(T a) { return std::sqrt(a); }, 1>()},
-    {"min.NaN", real<[]<class T>(T a, T b) { return lesser_or_nan(a, b); }, 2>()},
-    {"max.NaN", real<[]<class T>(T a, T b) { return -lesser_or_nan(-a, -b); }, 2>()},
-    {"rcp", approximate<reciprocal>()},
-    {"rsqrt", approximate<reciprocal_root>()},
-    {"ex2", in_float64<std::exp2>()},
-    {"lg2", in_float64<std::log2>()},
-    {"tanh", in_float64<std::tanh>()},
+    {"rcp",
+     {in_float32<reciprocal, 1>, each<reciprocal, double>, each<upper_half<reciprocal>, double>}},
+    {"rsqrt",
+     {in_float32<[](float a) { return float(1 / std::sqrt((long double)(a))); }, 1>, nullptr}},
+    {"ex2", {in_float32<[](float a) { return float(std::exp2(double(a))); }, 1>, nullptr}},
 };
 
 // Sets d to the result of comparing a with b, negated if the variant is 1.
@@ -244,36 +190,31 @@ const std::map<std::string, Compared> comparisons = {
     {".num", {ordered, false, false}},      {".nan", {ordered, false, true}},
 };
 
-void under_rounding(Warp& w, const Instruction& i, u32 lanes) {
-  static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
-  fesetround(modes[i.rounding]);
+void rounded_down(Warp& w, const Instruction& i, u32 lanes) {
+  fesetround(FE_DOWNWARD);
   i.rounded(w, i, lanes);
   fesetround(FE_TONEAREST);
 }
 
 }  // namespace
 
-void set_rounding(Instruction& i) {
-  if (!i.rounding || !i.run) return;
-  i.rounded = i.run;
-  i.run = under_rounding;
-}
-
 bool choose_arithmetic(Instruction& i, const Opcode& op) {
   const std::string& type = op.type();
-  if (type.find("f16") != type.npos) return choose_half(i, op);
   if (type != "f32" && type != "f64") {
     const auto found = integers.find(op.base() + op.middle());
     i.run = found == integers.end() ? nullptr : found->second.of(type);
     return i.run != nullptr;
   }
-  std::string how = op.middle({"rn", "rz", "rm", "rp", "ftz"});
+  std::string how = op.middle({"rn", "rm", "ftz"});
   if (how == ".approx" || how == ".full") how = op.base() == "div" ? ".approx" : "";
   const auto found = reals.find(op.base() + how);
   if (found == reals.end()) return false;
   const Real& f = found->second;
   i.run = type == "f32" ? f.f32 : i.ftz ? f.f64_ftz : f.f64;
-  set_rounding(i);
+  if (op.has("rm")) {
+    i.rounded = i.run;
+    i.run = rounded_down;
+  }
   return i.run != nullptr;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cvt: conversions between types. Arithmetic of float16 and bfloat16.
+// cvt: conversions between types.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -36,41 +36,12 @@ To half_of(double v) {
   return {u16((bits + (std::isinf(f) ? 0 : 0x7fff + (bits >> 16 & 1))) >> 16)};
 }
 
-double rounded_to_integer(double v, int rounding) {
-  switch (rounding) {
-    case 0:
-      return std::nearbyint(v);
-    case 1:
-      return std::trunc(v);
-    case 2:
-      return std::floor(v);
-    default:
-      return std::ceil(v);
-  }
-}
-
-// Converts to an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0 or, if
-// either type has 64 bits, a 1 bit and then 0 bits. Values out of range become the nearest limit.
-template <class From>
-u64 integer_of(double v, const Instruction& i) {
-  const int bits = 8 * i.bytes;
-  const u64 top = 1ull << (bits - 1), most = i.variant ? top - 1 : top - 1 + top;
-  const u64 least = i.variant ? 0 - top : 0;
-  if (std::isnan(v)) return i.bytes == 8 || sizeof(From) == 8 ? top : 0;
-  v = rounded_to_integer(v, i.rounding);
-  if (v >= std::ldexp(1.0, bits - i.variant)) return most;
-  if (v <= (i.variant ? -std::ldexp(1.0, bits - 1) : 0)) return least;
-  return i.variant ? u64(int64_t(v)) : u64(v);
-}
-
-template <class From>
-void to_integer(Warp& w, const Instruction& i, u32 lanes) {
-  u64* const d = w.row(i.dest[0]);
-  const u64* const a = w.row(i.source[0]);
-  for_lanes(lanes, [&](int lane) {
-    const double v(from_bits<From>(a[lane]));
-    const bool flush = i.ftz && std::fabs(v) < double(std::numeric_limits<float>::min());
-    d[lane] = integer_of<From>(flush ? 0 : v, i);
+// Converts toward zero. A NaN becomes the least integer, other values out of range become the
+// nearest limit.
+void to_int64(Warp& w, const Instruction& i, u32 lanes) {
+  apply<double>(w, i, lanes, [](double v) {
+    if (v >= 0x1p63) return std::numeric_limits<int64_t>::max();
+    return v >= -0x1p63 ? int64_t(v) : std::numeric_limits<int64_t>::min();
   });
 }
 
@@ -83,142 +54,72 @@ void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
 // Converts to a floating-point type, under the current rounding mode.
 template <class To, class From>
 void to_real(Warp& w, const Instruction& i, u32 lanes) {
-  u64* const d = w.row(i.dest[0]);
-  const u64* const a = w.row(i.source[0]);
-  for_lanes(lanes, [&](int lane) {
-    double v(from_bits<From>(a[lane]));
+  apply<From>(w, i, lanes, [&](From from) {
+    double v(from);
     if constexpr (std::is_same_v<From, float>)
-      if (i.ftz) v = double(flushed(float(v)));
-    if (i.integral) v = rounded_to_integer(v, i.rounding);
+      if (i.ftz) v = double(flushed(from));
+    if (i.integral) v = i.variant ? std::trunc(v) : std::nearbyint(v);
     if (i.saturate) v = v > 0 ? std::min(v, 1.0) : 0;  // a NaN becomes 0
     if constexpr (std::is_same_v<To, float>)
-      d[lane] = to_bits(i.ftz ? flushed(float(v)) : float(v));
+      return i.ftz ? flushed(float(v)) : float(v);
     else if constexpr (std::is_same_v<To, double>)
-      d[lane] = to_bits(v);
+      return v;
     else
-      d[lane] = to_bits(half_of<To>(v));
+      return half_of<To>(v).bits;
   });
 }
-
-// Converts two float32 to a pair of 16-bit numbers. The first is stored in the upper 16 bits.
-template <class To>
-void to_pair(Warp& w, const Instruction& i, u32 lanes) {
-  const auto half = [](float v) { return half_of<To>(double(v)).bits; };
-  apply<float, float>(w, i, lanes, [=](float a, float b) { return u32(half(a)) << 16 | half(b); });
-}
-
-// Each source is one number of type H, or a pair of them: i.variant is 1 or 2. Applies f, in
-// float64, to the first numbers of all sources, then to the second ones, and rounds to H.
-template <auto f, class H>
-void on_halves(Warp& w, const Instruction& i, u32 lanes) {
-  for_lanes(lanes, [&](int lane) {
-    u64 all = 0;
-    for (int k = 0; k < i.variant; ++k) {
-      const auto in = [&](int s) { return double(H{u16(w.row(i.source[s])[lane] >> 16 * k)}); };
-      all |= u64(half_of<H>(f(in(0), in(1), in(2))).bits) << 16 * k;
-    }
-    w.row(i.dest[0])[lane] = all;
-  });
-}
-template <auto f>
-constexpr std::pair<Operation, Operation> kHalves = {on_halves<f, Half>, on_halves<f, Bfloat>};
-const std::map<std::string, std::pair<Operation, Operation>> half_operations = {
-    {"add", kHalves<[](double a, double b, double) { return a + b; }>},
-    {"sub", kHalves<[](double a, double b, double) { return a - b; }>},
-    {"mul", kHalves<[](double a, double b, double) { return a * b; }>},
-    {"fma", kHalves<[](double a, double b, double c) { return std::fma(a, b, c); }>},
-    {"min", kHalves<[](double a, double b, double) { return lesser(a, b); }>},
-    {"max", kHalves<[](double a, double b, double) { return -lesser(-a, -b); }>},
-    {"neg", kHalves<[](double a, double, double) { return -a; }>},
-    {"abs", kHalves<[](double a, double, double) { return std::fabs(a); }>},
-};
 
 // A conversion by a cast, in a loop that vectorizes.
 template <class To, class From>
 constexpr Operation kPlain = each<[](From v) { return To(v); }, From>;
 
-struct Type {
-  const char* name;
-  int bytes;
-  bool sign;
-  Operation f32, f64, f16, bf16, integer;  // conversions from this type
+// Conversions between floating-point types. Those of `fast`, without and with a flush, vectorize.
+const std::map<std::string, std::pair<Operation, Operation>> fast = {
+    {".f64.f32", {kPlain<double, float>, each<[](float v) { return double(flushed(v)); }, float>}},
+    {".f32.f64", {kPlain<float, double>, each<[](double v) { return flushed(float(v)); }, double>}},
 };
-template <class From>
-constexpr Type integer(const char* name) {
-  return {name,
-          sizeof(From),
-          std::is_signed_v<From>,
-          kPlain<float, From>,
-          kPlain<double, From>,
-          nullptr,
-          nullptr,
-          keep_bytes};
-}
-template <class From>
-constexpr Type real(const char* name) {
-  return {name,
-          0,
-          false,
-          to_real<float, From>,
-          to_real<double, From>,
-          to_real<Half, From>,
-          to_real<Bfloat, From>,
-          to_integer<From>};
-}
-const Type types[] = {integer<u8>("u8"),       integer<int8_t>("s8"),   integer<u16>("u16"),
-                      integer<int16_t>("s16"), integer<u32>("u32"),     integer<int32_t>("s32"),
-                      integer<u64>("u64"),     integer<int64_t>("s64"), real<Half>("f16"),
-                      real<Bfloat>("bf16"),    real<float>("f32"),      real<double>("f64")};
-const Type* type_named(const std::string& name) {
-  const auto* found = std::find_if(std::begin(types), std::end(types),
-                                   [&](const Type& t) { return name == t.name; });
-  return found == std::end(types) ? nullptr : found;
-}
+const std::map<std::string, Operation> of_reals = {
+    {".f32.f32", to_real<float, float>},   {".f64.f32", to_real<double, float>},
+    {".f16.f32", to_real<Half, float>},    {".bf16.f32", to_real<Bfloat, float>},
+    {".f64.f64", to_real<double, double>}, {".f32.f64", to_real<float, double>},
+    {".f16.f64", to_real<Half, double>},   {".bf16.f64", to_real<Bfloat, double>},
+    {".f32.f16", to_real<float, Half>},    {".f32.bf16", to_real<float, Bfloat>},
+};
+template <class To>
+constexpr ByType kFromIntegers = {kPlain<To, u16>,     kPlain<To, int16_t>, kPlain<To, u32>,
+                                  kPlain<To, int32_t>, kPlain<To, u64>,     kPlain<To, int64_t>};
+const std::map<std::string, ByType> of_integers = {{"f32", kFromIntegers<float>},
+                                                   {"f64", kFromIntegers<double>}};
 
-Operation fast_conversion(const std::string& to, const std::string& from, bool ftz) {
-  if (to == "f64" && from == "f32")
-    return ftz ? each<[](float v) { return double(flushed(v)); }, float> : kPlain<double, float>;
-  if (to == "f32" && from == "f64")
-    return ftz ? each<[](double v) { return flushed(float(v)); }, double> : kPlain<float, double>;
-  return nullptr;
-}
-
-Operation conversion(Instruction& i, const Type& to, const Type& from) {
-  const bool is_whole = to.bytes > 0;
-  i.bytes = u8(from.bytes ? std::min(to.bytes, from.bytes) : to.bytes);
-  i.variant = from.bytes && to.bytes > from.bytes ? from.sign : to.sign;
-  const std::string name = to.name;
-  if (is_whole) return from.bytes && i.saturate ? nullptr : from.integer;
-  if (!i.saturate && !i.integral)
-    if (const Operation fast = fast_conversion(name, from.name, i.ftz)) return fast;
-  if (name == "f32") return from.f32;
-  if (name == "f64") return from.f64;
-  return i.rounding ? nullptr : name == "f16" ? from.f16 : from.bf16;
-}
+bool is_integer(const std::string& type) { return type[0] == 's' || type[0] == 'u'; }
+int bytes_of(const std::string& type) { return atoi(type.c_str() + 1) / 8; }
 
 }  // namespace
 
-bool choose_half(Instruction& i, const Opcode& op) {
-  const auto found = half_operations.find(op.base());
-  if (found == half_operations.end() || !op.middle({"rn"}).empty()) return false;
-  i.variant = op.type().ends_with("x2") ? 2 : 1;
-  i.run = op.type()[0] == 'b' ? found->second.second : found->second.first;
-  return true;
-}
-
 bool choose_conversion(Instruction& i, const Opcode& op) {
   if (op.parts.size() < 3) return false;
-  const std::string& name = op.parts[op.parts.size() - 2];
-  if (name == "f16x2" || name == "bf16x2") {
-    i.run = name == "f16x2" ? to_pair<Half> : to_pair<Bfloat>;
-    return op.type() == "f32" && op.middle({"rn", name.c_str()}).empty() && i.sources == 2;
+  const std::string &from = op.type(), &to = op.parts[op.parts.size() - 2];
+  if (!op.middle({"rn", "rni", "rzi", "ftz", "sat", to.c_str()}).empty()) return false;
+  const std::string types = "." + to + "." + from;
+  const auto find = [](const auto& table, const std::string& key) {
+    const auto found = table.find(key);
+    return found == table.end() ? nullptr : &found->second;
+  };
+  if (is_integer(to) && is_integer(from)) {
+    i.bytes = u8(std::min(bytes_of(to), bytes_of(from)));
+    i.variant = (bytes_of(to) > bytes_of(from) ? from : to)[0] == 's';
+    i.run = i.saturate ? nullptr : keep_bytes;
+  } else if (is_integer(from)) {
+    const ByType* const found = find(of_integers, to);
+    i.run = found && !i.saturate ? found->of(from) : nullptr;
+  } else if (is_integer(to)) {
+    i.run = types == ".s64.f64" && op.has("rzi") ? to_int64 : nullptr;
+  } else {
+    i.integral = op.has("rni") || op.has("rzi"), i.variant = op.has("rzi");
+    const Operation* const found = find(of_reals, types);
+    const auto* const quick = i.saturate || i.integral ? nullptr : find(fast, types);
+    i.run = quick ? (i.ftz ? quick->second : quick->first) : found ? *found : nullptr;
   }
-  const Type *const to = type_named(name), *const from = type_named(op.type());
-  const std::string how =
-      op.middle({"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "ftz", "sat", name.c_str()});
-  if (!to || !from || !how.empty()) return false;
-  i.run = conversion(i, *to, *from);
-  set_rounding(i);
   return i.run != nullptr;
 }
 

@@ -2,7 +2,6 @@
 // Finds the allocation or the block's shared memory that an access to be checked or counted is in,
 // and counts what launches access. counters.py reads the counts.
 #include <algorithm>
-#include <set>
 
 #include "threads.h"
 
@@ -10,10 +9,9 @@ namespace sg {
 
 std::unique_ptr<Watch> start_watch(u32 cluster_threads) {
   static u64 number = 0;
-  const Settings& s = settings();
-  if (!s.counters && !s.races) return nullptr;
+  if (!setting(kCounters) && !setting(kRaces)) return nullptr;
   auto watch = std::make_unique<Watch>();
-  watch->count = s.counters, watch->races = s.races;
+  watch->count = setting(kCounters), watch->races = setting(kRaces);
   watch->number = ++number;
   watch->cluster_threads = cluster_threads;
   watch->readers.resize(1);
@@ -52,12 +50,9 @@ Watched* watched_at(Warp& w, const Instruction& i, u64 address) {
 
 void observe(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, AccessKind kind) {
   const Watch& watch = *running->watch;
-  if (i.space == kParam || i.space == kLocal) return;
-  const bool loads = kind == AccessKind::kRead || kind == AccessKind::kUpdate;
-  const bool stores =
-      kind == AccessKind::kWrite || kind == AccessKind::kUpdate || kind == AccessKind::kCopyBegins;
-  if (watch.count && loads) count_access(w, i, lanes, at, bytes, false);
-  if (watch.count && stores) count_access(w, i, lanes, at, bytes, true);
+  if (i.space == kParam) return;
+  if (watch.count && kind == AccessKind::kRead) count_access(w, i, lanes, at, bytes, false);
+  if (watch.count && kind == AccessKind::kWrite) count_access(w, i, lanes, at, bytes, true);
   if (!watch.races) return;
   for_lanes(lanes, [&](int lane) {
     const u64 address = reinterpret_cast<u64>(at[lane]);
@@ -74,8 +69,6 @@ struct CountedRange {
 };
 struct CountedLaunch {
   const char* kernel;
-  u64 threads, issued, executed;
-  SharedCounts shared_loads, shared_stores;
   u64 ranges;
   const CountedRange* range;
 };
@@ -97,36 +90,15 @@ u64 bits_set(const std::vector<u64>& bits) {
   return n;
 }
 
-// The number of wavefronts of an access: the most words that it needs from one of the 32 banks.
-u64 wavefronts(u32 lanes, u8* const* at, u32 bytes) {
-  std::set<u64> words;
-  for_lanes(lanes, [&](int lane) {
-    for (u32 k = 0; k < std::max(bytes, 4u); k += 4)
-      words.insert((reinterpret_cast<u64>(at[lane]) + k) / 4);
-  });
-  u64 of_bank[32] = {};
-  for (const u64 word : words) ++of_bank[word % 32];
-  return *std::max_element(of_bank, of_bank + 32);
-}
+}  // namespace
 
-// With 8 bytes per lane, half a warp is served at a time; with 16 bytes, a quarter.
-void count_shared(u32 lanes, u8* const* at, u32 bytes, SharedCounts& counts) {
-  ++counts.accesses;
-  const int together = bytes <= 4 ? 32 : int(128 / bytes);
-  for (int first = 0; first < 32; first += together) {
-    const u32 served = lanes & u32(((1ull << together) - 1) << first);
-    counts.ideal += served != 0;
-    counts.wavefronts += wavefronts(served, at, bytes);
-  }
-}
-
-void count_global(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
+void count_access(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
   std::pair<u64, Watched*> sectors[32];
   int n = 0;
   for_lanes(lanes, [&](int lane) {
     const u64 address = reinterpret_cast<u64>(at[lane]);
     Watched* const r = watched_at(w, i, address);
-    if (!r) return;
+    if (!r || r->shared) return;
     (store ? r->stored : r->loaded) += bytes;
     set_bits(store ? r->stored_bits : r->loaded_bits, *r, address, bytes);
     sectors[n++] = {address / 32, r};
@@ -137,17 +109,6 @@ void count_global(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 b
     ++(store ? sector->second->store_sectors : sector->second->load_sectors);
 }
 
-}  // namespace
-
-void count_access(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
-  Watch& watch = *running->watch;
-  const Watched* const r = watched_at(w, i, reinterpret_cast<u64>(at[__builtin_ctz(lanes)]));
-  if (r && r->shared)
-    count_shared(lanes, at, bytes, store ? watch.shared_stores : watch.shared_loads);
-  else
-    count_global(w, i, lanes, at, bytes, store);
-}
-
 void keep_counts(const Watch& watch) {
   if (!watch.count) return;
   Kept& k = kept.emplace_back();
@@ -155,11 +116,7 @@ void keep_counts(const Watch& watch) {
   for (const auto& [begin, r] : watch.ranges)
     k.ranges.push_back({r.begin, r.end, r.loaded, r.stored, bits_set(r.loaded_bits),
                         bits_set(r.stored_bits), r.load_sectors, r.store_sectors});
-  const Launch& l = running->launch;
-  k.launch = {k.kernel.c_str(),   product(l.grid) * product(l.block),
-              running->issued,    running->executed,
-              watch.shared_loads, watch.shared_stores,
-              k.ranges.size(),    k.ranges.data()};
+  k.launch = {k.kernel.c_str(), k.ranges.size(), k.ranges.data()};
 }
 
 }  // namespace sg

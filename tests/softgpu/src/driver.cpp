@@ -12,7 +12,6 @@
 
 namespace sg {
 
-Settings current_settings;
 std::recursive_mutex& host_lock = *new std::recursive_mutex;  // never destroyed
 static thread_local std::string last_error;
 void keep_error(const std::string& text) { last_error = text; }
@@ -37,104 +36,57 @@ static const Limits all_limits[] = {
     {100, 2048, 32, 228 << 10, 1024, 126 << 20, "B200"},
     {120, 1536, 24, 100 << 10, 1024, 96 << 20, "RTX 5090"},
 };
-static const Limits* limits_of(int capability) {
-  for (const Limits& l : all_limits)
-    if (l.capability == capability) return &l;
-  return nullptr;
-}
-const Limits& limits() { return *limits_of(settings().capability); }
+const Limits& limits() { return all_limits[setting(kCapability)]; }
 
-namespace {
-
-struct Setting {
-  std::string value;
-  bool (*apply)(const std::string&);  // false: not a value of that setting
+// The value is the index of one of `words` or, without words, a number within limits.
+struct Value {
+  const char* name;
+  u64 value;
+  std::vector<std::string> words = {};
+  u64 least = 0, most = ~0ull;
 };
+static std::vector<Value>& values = *new std::vector<Value>{
+    {"schedule", kLockstep, {"lockstep", "serial", "reverse", "random"}},
+    {"seed", 1},
+    {"races", 0, {"False", "True"}},
+    {"counters", 0, {"False", "True"}},
+    {"copies", 0, {"late", "early"}},
+    {"streams", 0, {"now", "late", "late_reversed"}},
+    {"multiprocessors", 132, {}, 1, 1000},
+    {"devices", 1, {}, 1, 16},
+    {"largest_cluster", 16, {}, 1, 16},
+    {"capability", 4, {"75", "80", "86", "89", "90", "100", "120"}},
+};
+u64 setting(Setting s) { return values[s].value; }
 
-bool read_number(const std::string& text, u64 least, u64 most, u64* number) {
+static bool set(const std::string& name, const std::string& text) {
+  const auto v = std::find_if(values.begin(), values.end(),
+                              [&](const Value& each) { return each.name == name; });
+  if (v == values.end()) return false;
+  const auto word = std::find(v->words.begin(), v->words.end(), text);
   char* end;
-  *number = strtoull(text.c_str(), &end, 10);
-  return !text.empty() && isdigit(u8(text[0])) && !*end && *number >= least && *number <= most;
-}
-template <auto field, u64 least, u64 most>
-bool set_number(const std::string& text) {
-  u64 n;
-  if (!read_number(text, least, most, &n)) return false;
-  current_settings.*field = std::remove_reference_t<decltype(current_settings.*field)>(n);
+  const bool is_word = word != v->words.end();
+  const u64 n = is_word ? u64(word - v->words.begin()) : strtoull(text.c_str(), &end, 10);
+  if (!is_word && (!v->words.empty() || !isdigit(u8(text[0])) || *end)) return false;
+  if (n < v->least || n > v->most) return false;
+  v->value = n;
   return true;
 }
-// The index of a word in a list, or -1.
-int index_in(const std::string& text, std::initializer_list<const char*> words) {
-  const auto found = std::find(words.begin(), words.end(), text);
-  return found == words.end() ? -1 : int(found - words.begin());
-}
-template <auto field>
-bool set_flag(const std::string& text) {
-  const int is = index_in(text, {"False", "True"});
-  current_settings.*field = is == 1;
-  return is >= 0;
-}
-
-// All settings with their default values.
-auto& table = *new std::map<std::string, Setting>{
-    {"schedule",
-     {"lockstep",
-      [](const std::string& text) {
-        const int k = index_in(text, {"lockstep", "serial", "reverse", "random"});
-        if (k >= 0) current_settings.schedule = Schedule(k);
-        return k >= 0;
-      }}},
-    {"seed", {"1", set_number<&Settings::seed, 0, ~0ull>}},
-    {"races", {"False", set_flag<&Settings::races>}},
-    {"counters", {"False", set_flag<&Settings::counters>}},
-    {"copies",
-     {"late",
-      [](const std::string& text) {
-        const int k = index_in(text, {"late", "early"});
-        current_settings.async_early = k == 1;
-        return k >= 0;
-      }}},
-    {"streams",
-     {"now",
-      [](const std::string& text) {
-        const int k = index_in(text, {"now", "late", "late_reversed"});
-        current_settings.late_streams = k > 0, current_settings.streams_reversed = k == 2;
-        return k >= 0;
-      }}},
-    {"multiprocessors", {"132", set_number<&Settings::sms, 1, 1000>}},
-    {"devices", {"1", set_number<&Settings::devices, 1, 16>}},
-    {"largest_cluster", {"16", set_number<&Settings::largest_cluster, 1, 16>}},
-    {"capability",
-     {"90",
-      [](const std::string& text) {
-        const int before = current_settings.capability;
-        if (set_number<&Settings::capability, 1, 999>(text) && limits_of(settings().capability))
-          return true;
-        current_settings.capability = before;
-        return false;
-      }}},
-};
-
-bool set(const std::string& name, const std::string& value) {
-  const auto found = table.find(name);
-  if (found == table.end() || !found->second.apply(value)) return false;
-  found->second.value = value;
-  return true;
-}
-
-// Applies the environment's settings: name=value,name=value.
-const bool environment_is_read = [] {
-  std::string rest = getenv("SOFTGPU_SETTINGS") ? getenv("SOFTGPU_SETTINGS") : "";
+// Applies settings: name=value,name=value. Returns the first one that is wrong, or "".
+static std::string set_all(std::string rest) {
   for (std::string one; !rest.empty(); rest.erase(0, one.size() + 1)) {
     one = rest.substr(0, rest.find(','));
-    const size_t name = one.find('=');
-    if (name == one.npos || !set(one.substr(0, name), one.substr(name + 1)))
-      fprintf(stderr, "softgpu: no setting %s\n", one.c_str());
+    const size_t name = std::min(one.find('='), one.size() - 1);
+    if (!set(one.substr(0, name), one.substr(name + 1))) return one;
   }
+  return "";
+}
+static const bool environment_is_read = [] {
+  const char* text = getenv("SOFTGPU_SETTINGS");
+  if (const std::string wrong = set_all(text ? text : ""); !wrong.empty())
+    fprintf(stderr, "softgpu: no setting %s\n", wrong.c_str());
   return true;
 }();
-
-}  // namespace
 
 std::map<u64, Range>& ranges = *new std::map<u64, Range>;  // never destroyed
 u64 ranges_epoch = 1;
@@ -180,20 +132,20 @@ void need_context() {
 }
 
 static void check_device(int device) {
-  if (device < 0 || device >= settings().devices)
+  if (device < 0 || u64(device) >= setting(kDevices))
     throw Error{kInvalidDevice, format("there is no device %d", device)};
 }
 
 static int attribute(int number) {
   const Limits& l = limits();
   const std::map<int, int> known = {
-      {8, kStaticShared},       // shared bytes of a block
-      {16, settings().sms},     // multiprocessors
-      {39, l.threads_per_sm},   // threads of a multiprocessor
-      {38, l.l2_bytes},         // bytes of the L2 cache
-      {81, l.shared_per_sm},    // shared bytes of a multiprocessor
-      {97, largest_shared()},   // shared bytes of a block that opts in
-      {75, l.capability / 10},  // compute capability
+      {8, kStaticShared},                    // shared bytes of a block
+      {16, int(setting(kMultiprocessors))},  // multiprocessors
+      {39, l.threads_per_sm},                // threads of a multiprocessor
+      {38, l.l2_bytes},                      // bytes of the L2 cache
+      {81, l.shared_per_sm},                 // shared bytes of a multiprocessor
+      {97, largest_shared()},                // shared bytes of a block that opts in
+      {75, l.capability / 10},               // compute capability
       {76, l.capability % 10},
   };
   auto found = known.find(number);
@@ -207,21 +159,26 @@ static int attribute(int number) {
 using namespace sg;
 
 extern "C" {
-// Returns the value of a setting and, if `value` is not null, sets it. Returns nullptr if the name
-// or the value is unknown.
-const char* softgpu_setting(const char* name, const char* value) {
+// Returns all settings as text.
+const char* softgpu_settings() {
   HOLD;
-  static thread_local std::string before;
-  auto found = table.find(name);
-  if (found == table.end()) return nullptr;
-  before = found->second.value;
-  return !value || set(name, value) ? before.c_str() : nullptr;
+  static thread_local std::string text;
+  text.clear();
+  for (const Value& v : values)
+    text += (text.empty() ? "" : ",") + std::string(v.name) + "=" +
+            (v.words.empty() ? std::to_string(v.value) : v.words[v.value]);
+  return text.c_str();
+}
+// Applies settings given as text. Returns whether all are right.
+int softgpu_set(const char* text) {
+  HOLD;
+  return set_all(text).empty();
 }
 const char* softgpu_error() { return last_error.c_str(); }
 int softgpu_finish() { return status_of(finish); }
 
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuDeviceGetCount(int* count) { return *count = settings().devices, 0; }
+int cuDeviceGetCount(int* count) { return *count = int(setting(kDevices)), 0; }
 int cuDeviceGetName(char* name, int size, int device) {
   return status_of([&] {
     check_device(device);

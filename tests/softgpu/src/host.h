@@ -10,25 +10,11 @@
 
 namespace sg {
 
-enum Code {
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kInvalidDevice = 101,
-  kInvalidImage = 200,
-  kInvalidContext = 201,
-  kNoBinary = 209,
-  kInvalidHandle = 400,
-  kNotFound = 500,
-  kNotReady = 600,
-  kNotPermitted = 800,
-  kCaptureUnsupported = 900,
-  kCaptureUnmatched = 903,
-  kCaptureUnjoined = 904,
-  kCaptureIsolation = 905,
-  kCaptureImplicit = 906,
-  kCapturedEvent = 907,
-  kInvalidCluster = 912,
-};
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidImage = 200,
+              kInvalidContext = 201, kNoBinary = 209, kInvalidHandle = 400, kNotFound = 500,
+              kNotReady = 600, kNotPermitted = 800, kCaptureUnsupported = 900,
+              kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureIsolation = 905,
+              kCaptureImplicit = 906, kCapturedEvent = 907, kInvalidCluster = 912;
 
 extern std::recursive_mutex& host_lock;
 void keep_error(const std::string& text);

@@ -10,13 +10,8 @@ namespace sg {
 thread_local Running* running = nullptr;
 
 std::string place_of(const Warp& w, int lane) {
-  const Launch& l = running->launch;
-  const unsigned t = unsigned(w.first_thread + lane);
-  const unsigned* const id = w.block->id;
-  return format("kernel %s, block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)",
-                running->function->name.c_str(), id[0], id[1], id[2], l.grid[0], l.grid[1],
-                l.grid[2], t % l.block[0], t / l.block[0] % l.block[1], t / l.block[0] / l.block[1],
-                l.block[0], l.block[1], l.block[2]);
+  return format("kernel %s, block %u of %u, thread %d of %u", running->function->name.c_str(),
+                w.block->id, running->launch.grid, w.first_thread + lane, running->launch.block);
 }
 
 Error error_at(const Warp& w, const Instruction& i, int lane, int code, const std::string& what) {
@@ -37,17 +32,16 @@ void make_warp(Block& b, int first_thread, int threads) {
   w.first_thread = first_thread;
   const int left = threads - first_thread;
   w.lanes = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-  w.local.resize(size_t(f.local) * 32);
   w.registers.assign(size_t(f.rows) * 32, 0xfff7dead7ff7deadull);
   for (const auto& [row, value] : f.constants) std::fill_n(w.row(row), 32, value);
 }
 
 Cluster make_cluster() {
   Cluster c;
-  const int threads = int(product(running->launch.block));
-  for (u64 k = 0; k < product(running->cluster); ++k) {
+  const int threads = int(running->launch.block);
+  for (unsigned rank = 0; rank < running->function->cluster; ++rank) {
     Block& b = c.blocks.emplace_back();
-    b.rank = unsigned(k);
+    b.rank = rank;
     const unsigned dynamic = running->launch.dynamic_shared;
     b.shared_bytes = round_up(size_t(running->function->shared), dynamic ? 16 : 1) + dynamic;
     b.storage.resize(b.shared_bytes + Page::kBytes);
@@ -63,35 +57,28 @@ void start_warp(Warp& w) {
   w.rotate = false;
   w.published = 0;
   w.waited = 0;
-  std::fill(w.local.begin(), w.local.end(), 0xff);
   for (int lane = 0; lane < 32; ++lane) {
     w.pc[lane] = 0;
     w.state[lane] = w.lanes >> lane & 1 ? State::kRuns : State::kEnded;
     w.cluster_phase[lane] = 0;
     w.copies[lane] = {};
     w.clock[lane] = {};
-    for (const Special& s : w.function->specials) w.row(s.row)[lane] = s.value(w, lane, s.axis);
+    for (const Special& s : w.function->specials) w.row(s.row)[lane] = s.value(w, lane);
   }
 }
 
-// Sets the initial state of a cluster. Shared and local memory begin as NaNs.
+// Sets the initial state of a cluster. Shared memory begins as NaNs.
 void start_cluster(Cluster& c, u64 number) {
-  const Launch& l = running->launch;
-  const unsigned* const size = running->cluster;
+  const int threads = int(running->launch.block);
   c.number = number;
-  c.live = int(product(l.block) * c.blocks.size());
+  c.live = threads * int(c.blocks.size());
   c.arrived = 0, c.phase = 0;
   c.sync = {}, c.clock = nullptr;
-  const u64 across = l.grid[0] / size[0], down = l.grid[1] / size[1];
-  const unsigned id[3] = {unsigned(number % across), unsigned(number / across % down),
-                          unsigned(number / across / down)};
   for (Block& b : c.blocks) {
     b.cluster = &c;
-    b.id[0] = id[0] * size[0] + b.rank % size[0];
-    b.id[1] = id[1] * size[1] + b.rank / size[0] % size[1];
-    b.id[2] = id[2] * size[2] + b.rank / size[0] / size[1];
-    b.live = int(product(l.block));
-    for (Barrier& barrier : b.barriers) barrier = {};
+    b.id = unsigned(number * c.blocks.size()) + b.rank;
+    b.live = threads;
+    b.arrived = 0, b.sync = {};
     b.mbarriers.clear();
     std::fill_n(b.shared, b.shared_bytes, 0xff);
     for (Warp& w : b.warps) start_warp(w);
@@ -101,8 +88,8 @@ void start_cluster(Cluster& c, u64 number) {
 
 void run_grid() {
   Cluster c = make_cluster();
-  const u64 clusters = product(running->launch.grid) / c.blocks.size();
-  const bool backwards = settings().schedule == Schedule::kReverse;
+  const u64 clusters = running->launch.grid / c.blocks.size();
+  const bool backwards = setting(kSchedule) == kReverse;
   for (u64 k = 0; k < clusters; ++k) {
     start_cluster(c, backwards ? clusters - 1 - k : k);
     run_cluster(c);
@@ -110,44 +97,22 @@ void run_grid() {
   }
 }
 
-void check_cluster(Function& f, const unsigned grid[3], const unsigned cluster[3]) {
-  const u64 blocks = product(cluster);
+// Checks what a GPU rejects when a launch is enqueued, before the stream reaches it.
+void check_launch(const Function& f, const Launch& l) {
   const char* name = f.name.c_str();
-  if (blocks > 1 && limits().capability < 90)
-    throw Error{kNotPermitted, format("%s: clusters need compute capability 9.0", name)};
-  for (int k = 0; k < 3; ++k)
-    if (!cluster[k] || grid[k] % cluster[k])
-      throw Error{kInvalidValue,
-                  format("%s: a grid of %u blocks, in clusters of %u", name, grid[k], cluster[k])};
-  if (blocks > 16 || (blocks > 8 && !f.nonportable))
-    throw Error{kInvalidCluster, format("%s: clusters of %d blocks", name, int(blocks))};
-}
-
-void check_blocks(Function& f, const Launch& l) {
-  const char* name = f.name.c_str();
-  const u64 threads = product(l.block);
-  if (!product(l.grid) || l.grid[0] > 0x7fffffffu || l.grid[1] > 65535 || l.grid[2] > 65535)
+  if (!l.grid || l.grid > 0x7fffffffu || l.grid % f.cluster)
     throw Error{kInvalidValue,
-                format("%s: a grid of %u, %u, %u blocks", name, l.grid[0], l.grid[1], l.grid[2])};
-  if (!threads || threads > kThreadsPerBlock || l.block[2] > 64)
-    throw Error{kInvalidValue, format("%s: a block of %u, %u, %u threads", name, l.block[0],
-                                      l.block[1], l.block[2])};
-  if (f.max_threads && threads > u64(f.max_threads))
-    throw Error{kInvalidValue, format("%s: a block of %d threads, compiled for at most %d", name,
-                                      int(threads), f.max_threads)};
+                format("%s: a grid of %u blocks, in clusters of %u", name, l.grid, f.cluster)};
+  if (!l.block || l.block > kThreadsPerBlock || (f.max_threads && l.block > u32(f.max_threads)))
+    throw Error{kInvalidValue, format("%s: a block of %u threads, compiled for at most %d", name,
+                                      l.block, f.max_threads)};
   if (l.dynamic_shared > u32(f.max_dynamic))
     throw Error{kInvalidValue, format("%s: %u bytes of dynamic and %d of static shared memory",
                                       name, l.dynamic_shared, f.shared)};
-}
-
-// Checks what a GPU rejects when a launch is enqueued, before the stream reaches it.
-void check_launch(Function& f, const Launch& l) {
-  check_blocks(f, l);
-  if (!f.cluster[0]) return;
-  check_cluster(f, l.grid, f.cluster);
-  if (product(f.cluster) > u64(settings().largest_cluster))
-    throw Error{kInvalidCluster, format("%s: no room for a cluster of %d blocks", f.name.c_str(),
-                                        int(product(f.cluster)))};
+  if (f.cluster > 1 && limits().capability < 90)
+    throw Error{kNotPermitted, format("%s: clusters need compute capability 9.0", name)};
+  if (f.cluster > 16 || (f.cluster > 8 && !f.nonportable))
+    throw Error{kInvalidCluster, format("%s: clusters of %u blocks", name, f.cluster)};
 }
 
 int blocks_per_multiprocessor(const Function& f, int threads, unsigned dynamic_shared) {
@@ -162,10 +127,9 @@ int blocks_per_multiprocessor(const Function& f, int threads, unsigned dynamic_s
 
 void launch(Function* f, const Launch& l, const u8* params) {
   Running now{f, l, params};
-  for (int k = 0; k < 3; ++k) now.cluster[k] = std::max(f->cluster[k], 1u);
-  now.async_early = settings().async_early;
-  now.random = settings().seed * 0x9E3779B97F4A7C15ull | 1;
-  const auto watch = start_watch(u32(product(l.block) * product(now.cluster)));
+  now.async_early = setting(kCopiesAreEarly);
+  now.random = setting(kSeed) * 0x9E3779B97F4A7C15ull | 1;
+  const auto watch = start_watch(l.block * f->cluster);
   now.watch = watch.get();
   running = &now;
   run_grid();
@@ -179,6 +143,9 @@ using namespace sg;
 // Checks a launch, copies its parameters and enqueues it. `values` has a pointer to each parameter.
 static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** values) {
   check_launch(*f, l);
+  if (f->cluster > setting(kLargestCluster))
+    throw Error{kInvalidCluster,
+                format("%s: no room for a cluster of %u blocks", f->name.c_str(), f->cluster)};
   Stream& stream = stream_of(handle);
   if (stream.device != f->module->device)
     throw Error{kInvalidHandle, format("%s is loaded on device %d, the stream is of device %d",
@@ -256,10 +223,18 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
   });
 }
 
+static Launch one_dimensional(const unsigned grid[3], const unsigned block[3],
+                              unsigned dynamic_shared) {
+  for (const unsigned size : {grid[1], grid[2], block[1], block[2]})
+    if (size != 1) throw Error{kInvalidValue, "a launch of more than one dimension"};
+  return {grid[0], block[0], dynamic_shared};
+}
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
-  return with_context(
-      [&] { enqueue_launch(f, {{gx, gy, gz}, {bx, by, bz}, dynamic_shared}, handle, values); });
+  return with_context([&] {
+    const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+    enqueue_launch(f, one_dimensional(grid, block, dynamic_shared), handle, values);
+  });
 }
 
 // CUlaunchAttribute and CUlaunchConfig.
@@ -277,10 +252,7 @@ struct LaunchConfig {
 static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
 
 static Launch launch_of(const LaunchConfig& c) {
-  Launch l{};
-  std::copy(c.grid, c.grid + 3, l.grid);
-  std::copy(c.block, c.block + 3, l.block);
-  l.dynamic_shared = c.dynamic_shared;
+  Launch l = one_dimensional(c.grid, c.block, c.dynamic_shared);
   for (unsigned k = 0; k < c.attribute_count; ++k) {
     if (c.attributes[k].id != 6)  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
       throw Error{kInvalidValue,
@@ -301,14 +273,11 @@ int cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** values, void**) 
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
   return with_context([&] {
     const Launch l = launch_of(*c);
-    unsigned cluster[3] = {1, 1, 1};
-    if (f->cluster[0]) std::copy(f->cluster, f->cluster + 3, cluster);
-    check_cluster(*f, l.grid, cluster);
-    check_blocks(*f, l);
-    const int blocks = int(product(cluster));
-    const int each = blocks_per_multiprocessor(*f, int(product(l.block)), l.dynamic_shared);
-    const bool fits = blocks <= settings().largest_cluster && each;
-    *n = fits ? std::max(settings().sms * each / blocks, 1) : 0;
+    check_launch(*f, l);
+    const int blocks = int(f->cluster);
+    const int each = blocks_per_multiprocessor(*f, int(l.block), l.dynamic_shared);
+    const bool fits = blocks <= int(setting(kLargestCluster)) && each;
+    *n = fits ? std::max(int(setting(kMultiprocessors)) * each / blocks, 1) : 0;
   });
 }
 

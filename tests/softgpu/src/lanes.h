@@ -85,9 +85,6 @@ inline T lesser(T a, T b) {
   if (a == b) return std::signbit(a) ? a : b;
   return a < b ? a : b;
 }
-// If an instruction does not round to nearest, makes it run under its own rounding mode.
-void set_rounding(Instruction&);
-
 // An operation for each integer type. b16, b32 and b64 use the operations of u16, u32 and u64. pred
 // uses that of u32: a predicate is the lowest bit.
 struct ByType {
@@ -110,9 +107,7 @@ struct ByType {
 bool choose_arithmetic(Instruction&, const Opcode&);
 bool choose_comparison(Instruction&, const Opcode&);
 bool choose_conversion(Instruction&, const Opcode&);
-bool choose_half(Instruction&, const Opcode&);
 bool choose_memory(Instruction&, const Opcode&);
-bool choose_atomic(Instruction&, const Opcode&);
 bool choose_async_copy(Instruction&, const Opcode&);
 bool choose_prefetch(Instruction&, const Opcode&);
 bool choose_barrier(Instruction&, const Opcode&);

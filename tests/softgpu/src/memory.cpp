@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Resolves addresses; runs loads, stores, atomic operations, and asynchronous copies to shared
-// memory. Copies run in order when they are waited for, or at once if the settings say so. An
-// access outside live memory is an error.
+// Resolves addresses; runs loads, stores, and asynchronous copies to shared memory. Copies run in
+// order when they are waited for, or at once if the settings say so. An access outside live memory
+// is an error.
 #include <algorithm>
 
 #include "lanes.h"
@@ -13,17 +13,10 @@ using Number = unsigned long long;  // for format
 
 [[noreturn]] void outside(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes,
                           const char* what) {
-  const Range* range = range_of(address);
-  std::string near;
-  if (range) {
-    near = format("; the allocation at 0x%llx ends after %llu bytes", Number(range->begin),
-                  Number(range->end - range->begin));
-  } else {
-    for (u64 back = 1; !range && back < 65536; back *= 2) range = range_of(address - back);
-    if (range)
-      near = format("; 0x%llx ends before it, after %llu bytes", Number(range->begin),
-                    Number(range->end - range->begin));
-  }
+  const auto after = ranges.upper_bound(address);
+  const Range before = after == ranges.begin() ? Range{} : std::prev(after)->second;
+  const std::string near = format("; the allocation at 0x%llx ends after %llu bytes",
+                                  Number(before.begin), Number(before.end - before.begin));
   fail(w, i, lane, 700,
        format("%s of %u bytes at 0x%llx, outside of any allocation%s", what, bytes, Number(address),
               near.c_str()));
@@ -70,20 +63,18 @@ u8* shared_at(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, S
   return b.shared + (offset - kReservedShared);
 }
 
-u8* private_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes, bool local) {
-  const Function& f = *running->function;
-  const u64 size = local ? u64(f.local) : f.params_size;
+u8* param_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes) {
+  const u64 size = running->function->params_size;
   if (offset + bytes > size || offset % bytes)
     fail(w, i, lane, 700,
-         format("%s at 0x%llx: misaligned, or outside of %llu bytes",
-                local ? "local memory" : "parameters", Number(offset), Number(size)));
-  return (local ? w.local.data() + size * u64(lane) : const_cast<u8*>(running->params)) + offset;
+         format("parameters at 0x%llx: misaligned, or outside of %llu bytes", Number(offset),
+                Number(size)));
+  return const_cast<u8*>(running->params) + offset;
 }
 
 u8* pointer(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, Space space,
             bool write) {
-  if (space == kParam || space == kLocal)
-    return private_at(w, i, lane, address, bytes, space == kLocal);
+  if (space == kParam) return param_at(w, i, lane, address, bytes);
   if (space == kShared || space == kSharedCluster)
     return shared_at(w, i, lane, address, bytes, space);
   return global_at(w, i, lane, address, bytes, write);
@@ -153,49 +144,12 @@ void store(Warp& w, const Instruction& i, u32 lanes) {
     });
   }
 }
-// An atomic operation, one lane after the other.
-template <auto f, class T>
-void update(Warp& w, const Instruction& i, u32 lanes) {
-  Pointers p;
-  locate(w, i, lanes, w.row(i.source[0]), i.offset, sizeof(T), i.space, AccessKind::kUpdate, p);
-  for_lanes(lanes, [&](int lane) {
-    T old;
-    memcpy(&old, p.at[lane], sizeof(T));
-    const auto in = [&](int s) { return from_bits<T>(w.row(i.source[s])[lane]); };
-    const T next = f(old, in(1), in(2));
-    memcpy(p.at[lane], &next, sizeof(T));
-    w.row(i.dest[0])[lane] = to_bits(old);
-  });
-}
-struct Atomic {
-  ByType whole;
-  Operation f32 = nullptr, f64 = nullptr;
-};
-template <auto f>
-constexpr ByType of_whole = {nullptr,        nullptr,           update<f, u32>, update<f, int32_t>,
-                             update<f, u64>, update<f, int64_t>};
-constexpr auto sum = []<class T>(T a, T b, T) { return a + b; };
-const std::map<std::string, Atomic> atomics = {
-    {"add", {of_whole<sum>, update<sum, float>, update<sum, double>}},
-    {"min", {of_whole<[]<class T>(T a, T b, T) { return std::min(a, b); }>}},
-    {"max", {of_whole<[]<class T>(T a, T b, T) { return std::max(a, b); }>}},
-    {"and", {of_whole<[]<class T>(T a, T b, T) { return a & b; }>}},
-    {"or", {of_whole<[]<class T>(T a, T b, T) { return a | b; }>}},
-    {"xor", {of_whole<[]<class T>(T a, T b, T) { return a ^ b; }>}},
-    {"exch", {of_whole<[]<class T>(T, T b, T) { return b; }>}},
-    {"cas", {of_whole<[]<class T>(T a, T b, T c) { return a == b ? c : a; }>}},
-};
-
 }  // namespace
 
 Space space_of(const Opcode& op) {
-  static const std::map<std::string, Space> names = {{"global", kGlobal},
-                                                     {"shared", kShared},
-                                                     {"shared::cta", kShared},
-                                                     {"local", kLocal},
-                                                     {"const", kConst},
-                                                     {"param", kParam},
-                                                     {"shared::cluster", kSharedCluster}};
+  static const std::map<std::string, Space> names = {
+      {"global", kGlobal}, {"shared", kShared}, {"shared::cta", kShared},
+      {"const", kConst},   {"param", kParam},   {"shared::cluster", kSharedCluster}};
   for (const std::string& part : op.parts)
     if (const auto found = names.find(part); found != names.end()) return found->second;
   return kNoSpace;
@@ -269,15 +223,6 @@ bool choose_memory(Instruction& i, const Opcode& op) {
   if (stored && (i.space == kParam || i.space == kConst)) return false;
   i.run = found->second;
   return true;
-}
-
-bool choose_atomic(Instruction& i, const Opcode& op) {
-  i.space = space_of(op);
-  const auto found = atomics.find(op.parts[op.parts.size() - 2]);
-  if (found == atomics.end() || i.elements > 1 || i.space == kNoSpace) return false;
-  const auto& [whole, f32, f64] = found->second;
-  i.run = op.type() == "f32" ? f32 : op.type() == "f64" ? f64 : whole.of(op.type());
-  return i.run != nullptr;
 }
 
 // A prefetch does not count as an access, but prefetching memory that is not allocated is an error.

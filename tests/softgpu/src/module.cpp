@@ -138,36 +138,22 @@ Declaration Reader::declaration() {
 
 namespace {
 
-// The initial bytes of a variable, zeros if it has no initializer.
-std::vector<u8> initial_bytes(Reader& r, const Declaration& d) {
-  std::vector<u8> bytes(d.bytes);
-  if (!r.take("=")) return bytes;
-  const bool several = r.take("{");
-  size_t at = 0;
-  do {
-    const bool real = r.now().type == Token::kFloat || r.now().type == Token::kDouble;
-    const u64 value = real ? r.m.tokens[r.at++].value : r.number();
-    if (at + d.element > bytes.size()) r.fail("more initial values than elements");
-    memcpy(&bytes[at], &value, d.element);
-    at += d.element;
-  } while (r.take(","));
-  if (several) r.need("}");
-  return bytes;
-}
-
-void read_variable(Reader& r, Space space) {
+// Reads a variable of a module: zeros if it has no initial value.
+void read_variable(Reader& r) {
   Module& m = r.m;
   const Declaration d = r.declaration();
-  const std::vector<u8> bytes = initial_bytes(r, d);
   const u64 address = allocate(std::max<size_t>(d.bytes, 1), m.device, false);
   if (!address) throw Error{2, "no memory is left for a variable of a module"};
-  memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
-  m.variables[d.name] = {space, address, d.bytes};
+  if (r.take("=")) {
+    const u64 value = r.number();
+    memcpy(reinterpret_cast<void*>(address), &value, d.element);
+  }
+  m.variables[d.name] = {address, d.bytes};
   r.need(";");
 }
 
 void read_dynamic_shared(Reader& r) {
-  r.m.variables[r.declaration().name] = {kShared, Variable::kDynamic, 0};
+  r.m.variables[r.declaration().name] = {Variable::kDynamic, 0};
   r.need(";");
 }
 
@@ -188,17 +174,14 @@ void read_directives(Reader& r, Function& f) {
   while (!r.is("{")) {
     const std::string word = r.name();
     if (word == ".explicitcluster") continue;
-    unsigned v[3] = {1, 1, 1};
-    int n = 0;
-    do {
-      if (n == 3) r.fail("more than three numbers");
-      v[n++] = unsigned(r.number());
-    } while (r.take(","));
+    const unsigned x = unsigned(r.number());
+    while (r.take(","))
+      if (r.number() != 1) r.fail("more than one dimension");
     if (word == ".maxntid")
-      f.max_threads = int(product(v));
+      f.max_threads = int(x);
     else if (word == ".reqnctapercluster")
-      std::copy(v, v + 3, f.cluster);
-    else if (word != ".minnctapersm" && word != ".maxnreg" && word != ".maxclusterrank")
+      f.cluster = x;
+    else if (word != ".minnctapersm")
       r.fail("a directive is not known: " + word);
   }
 }
@@ -222,12 +205,12 @@ void read_module(Module& m) {
     if (word == ".version" || word == ".target" || word == ".address_size")
       r.skip_line();
     else if (word == ".global" || word == ".const")
-      read_variable(r, word == ".global" ? kGlobal : kConst);
+      read_variable(r);
     else if (word == ".shared" && r.m.tokens[r.at - 2].text == ".extern")
       read_dynamic_shared(r);
     else if (word == ".entry")
       read_kernel(r);
-    else if (word != ".visible" && word != ".weak" && word != ".extern")
+    else if (word != ".visible" && word != ".extern")
       r.fail("not known: " + word);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Finds the family of an opcode. Runs moves, shuffles, votes, and instructions on addresses.
+// Finds the family of an opcode. Runs moves, shuffles, and instructions on addresses.
 #include <algorithm>
 
 #include "lanes.h"
@@ -19,9 +19,8 @@ bool Opcode::has(const char* wanted) const {
 }
 
 bool Opcode::has_result() const {
-  if (base() == "bar" || base() == "barrier") return has("red");
   if (base() == "mbarrier") return !has("init");
-  for (const char* without : {"st", "red", "membar", "fence", "cp", "prefetch"})
+  for (const char* without : {"st", "bar", "barrier", "fence", "cp", "prefetch"})
     if (base() == without) return false;
   return true;
 }
@@ -35,18 +34,12 @@ std::string Opcode::middle(std::initializer_list<const char*> without) const {
 
 namespace {
 
-// The values of special registers, by name, for a lane of a warp and an axis.
-const std::map<std::string, SpecialValue> specials = {
-    {"%tid",
-     [](const Warp& w, int lane, int axis) -> u64 {
-       const unsigned t = unsigned(w.first_thread + lane), *const n = running->launch.block;
-       return axis == 0 ? t % n[0] : axis == 1 ? t / n[0] % n[1] : t / n[0] / n[1];
-     }},
-    {"%ntid", [](const Warp&, int, int axis) -> u64 { return running->launch.block[axis]; }},
-    {"%ctaid", [](const Warp& w, int, int axis) -> u64 { return w.block->id[axis]; }},
-    {"%nctaid", [](const Warp&, int, int axis) -> u64 { return running->launch.grid[axis]; }},
-    {"%laneid", [](const Warp&, int lane, int) -> u64 { return u64(lane); }},
-    {"%cluster_ctarank", [](const Warp& w, int, int) -> u64 { return w.block->rank; }},
+const std::map<std::string, u64 (*)(const Warp&, int)> specials = {
+    {"%tid.x", [](const Warp& w, int lane) { return u64(w.first_thread + lane); }},
+    {"%ntid.x", [](const Warp&, int) { return u64(running->launch.block); }},
+    {"%ctaid.x", [](const Warp& w, int) { return u64(w.block->id); }},
+    {"%nctaid.x", [](const Warp&, int) { return u64(running->launch.grid); }},
+    {"%cluster_ctarank", [](const Warp& w, int) { return u64(w.block->rank); }},
 };
 
 u64 ones(int bytes) { return bytes >= 8 ? ~0ull : (1ull << 8 * bytes) - 1; }
@@ -76,11 +69,10 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-// A generic address of global or local memory is the address itself. Generic addresses of shared
-// memory are not supported.
+// A generic address of global memory is the address itself.
 bool choose_address(Instruction& i, const Opcode& op) {
   i.run = move;
-  return op.has("global") || op.has("local");
+  return op.has("global");
 }
 
 void map_address(Warp& w, const Instruction& i, u32 lanes) {
@@ -97,121 +89,56 @@ bool choose_cluster_address(Instruction& i, const Opcode& op) {
   return op.type() == "u32";
 }
 
-// Returns the lane from which a value comes. Sets `ok` to whether both lanes are in one segment.
-int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) {
-  const int bound = int(clamp_and_segment & 31), segment = int(clamp_and_segment >> 8 & 31);
-  const int last = (lane & segment) | (bound & ~segment), first = lane & segment;
-  const int b = int(by & 31);
-  const int from = how == 'u'   ? lane - b
-                   : how == 'd' ? lane + b
-                   : how == 'b' ? lane ^ b
-                                : first | (b & ~segment);
-  ok = how == 'u' ? from >= last : from <= last;
-  return ok ? from : lane;
-}
-
+// Exchanges values between lanes whose numbers differ by the second source.
 void shuffle(Warp& w, const Instruction& i, u32 lanes) {
   u64 values[32];
   memcpy(values, w.row(i.source[0]), sizeof values);
   const u64 *const by = w.row(i.source[1]), *const clamp = w.row(i.source[2]);
   u64 *const dest = w.row(i.dest[0]), *const inside = w.row(i.dest[1]);
   for_lanes(lanes, [&](int lane) {
-    bool ok;
-    const int from = shuffle_source(char(i.variant), lane, u32(by[lane]), u32(clamp[lane]), ok);
-    dest[lane] = lanes >> from & 1 ? u32(values[from]) : 0xffbadbad;  // not defined
-    inside[lane] = ok;
+    const u32 bound = u32(clamp[lane]) & 31, segment = u32(clamp[lane]) >> 8 & 31;
+    const u32 from = u32(lane) ^ (u32(by[lane]) & 31);
+    inside[lane] = from <= ((u32(lane) & segment) | (bound & ~segment));
+    const u32 source = inside[lane] ? from : u32(lane);
+    dest[lane] = lanes >> source & 1 ? u32(values[source]) : 0xffbadbad;  // not defined
   });
 }
 
 bool choose_shuffle(Instruction& i, const Opcode& op) {
-  if (op.parts.size() != 4 || op.parts[1] != "sync") return false;
   i.kind = kWarpSync;
   i.members = 3;
-  i.variant = u8(op.parts[2][0]);  // the first letter of up, down, bfly or idx
   i.run = shuffle;
-  return true;
-}
-
-template <auto f>
-void vote(Warp& w, const Instruction& i, u32 lanes) {
-  const u64* const votes = w.row(i.source[0]);
-  u32 yes = 0;
-  for_lanes(lanes, [&](int lane) { yes |= u32(votes[lane] & 1) << lane; });
-  for_lanes(lanes, [&](int lane) { w.row(i.dest[0])[lane] = f(yes, lanes); });
-}
-const std::map<std::string, Operation> votes = {
-    {".all.pred", vote<[](u32 yes, u32 lanes) { return u32(yes == lanes); }>},
-    {".any.pred", vote<[](u32 yes, u32) { return u32(yes != 0); }>},
-    {".uni.pred", vote<[](u32 yes, u32 lanes) { return u32(yes == lanes || yes == 0); }>},
-    {".ballot.b32", vote<[](u32 yes, u32) { return yes; }>},
-};
-bool choose_vote(Instruction& i, const Opcode& op) {
-  const auto found = votes.find(op.middle({"sync"}) + "." + op.type());
-  i.kind = kWarpSync;
-  i.members = 1;
-  i.run = found == votes.end() || !op.has("sync") ? nullptr : found->second;
-  return i.run != nullptr;
-}
-bool choose_active_mask(Instruction& i, const Opcode&) {
-  i.run = [](Warp& w, const Instruction& i, u32 lanes) {
-    for_lanes(lanes, [&](int lane) { w.row(i.dest[0])[lane] = lanes; });
-  };
-  return true;
+  return op.has("sync") && op.has("bfly");
 }
 
 using Family = bool (*)(Instruction&, const Opcode&);
 Family family_of(const std::string& base) {
-  static const std::map<std::string, Family> families = [] {
-    std::map<std::string, Family> out;
-    const auto add = [&](Family family, std::initializer_list<const char*> bases) {
-      for (const char* known : bases) out[known] = family;
-    };
-    add(choose_arithmetic,
-        {"add",   "sub",  "mul", "mad",  "fma",  "div", "rem",   "min", "max", "neg",  "abs",
-         "and",   "or",   "xor", "not",  "shl",  "shr", "bfi",   "rcp", "ex2", "sqrt", "copysign",
-         "bfind", "popc", "clz", "brev", "prmt", "shf", "rsqrt", "lg2", "tanh"});
-    add(choose_comparison, {"setp", "selp"});
-    add(choose_conversion, {"cvt"});
-    add(choose_move, {"mov"});
-    add(choose_address, {"cvta"});
-    add(choose_cluster_address, {"mapa"});
-    add(choose_memory, {"ld", "st"});
-    add(choose_atomic, {"atom", "red"});
-    add(choose_async_copy, {"cp"});
-    add(choose_prefetch, {"prefetch"});
-    add(choose_shuffle, {"shfl"});
-    add(choose_vote, {"vote"});
-    add(choose_active_mask, {"activemask"});
-    add(choose_barrier, {"bar", "barrier"});
-    add(choose_mbarrier, {"mbarrier"});
-    add(choose_fence, {"membar", "fence"});
-    add(choose_grid_control, {"griddepcontrol"});
-    return out;
-  }();
+  static const std::map<std::string, Family> families = {
+      {"setp", choose_comparison}, {"selp", choose_comparison},
+      {"cvt", choose_conversion},  {"mov", choose_move},
+      {"cvta", choose_address},    {"mapa", choose_cluster_address},
+      {"ld", choose_memory},       {"st", choose_memory},
+      {"cp", choose_async_copy},   {"prefetch", choose_prefetch},
+      {"shfl", choose_shuffle},    {"bar", choose_barrier},
+      {"barrier", choose_barrier}, {"mbarrier", choose_mbarrier},
+      {"fence", choose_fence},     {"griddepcontrol", choose_grid_control},
+  };
   const auto found = families.find(base);
-  return found == families.end() ? nullptr : found->second;
+  return found == families.end() ? choose_arithmetic : found->second;
 }
 
 }  // namespace
 
 bool find_special(const std::string& name, Special& out) {
-  const size_t dot = std::min(name.find('.'), name.size());
-  const auto found = specials.find(name.substr(0, dot));
+  const auto found = specials.find(name);
   if (found == specials.end()) return false;
-  const char axis = dot + 1 < name.size() ? name[dot + 1] : 'x';
-  out = {found->second, axis == 'y' ? 1 : axis == 'z' ? 2 : 0, 0};
+  out.value = found->second;
   return true;
 }
 
 bool choose_operation(Instruction& i, const Opcode& op) {
   i.ftz = op.has("ftz"), i.saturate = op.has("sat");
-  for (const char* mode : {"rni", "rzi", "rmi", "rpi"}) i.integral |= op.has(mode);
-  i.rounding = op.has("rz") || op.has("rzi")   ? 1
-               : op.has("rm") || op.has("rmi") ? 2
-               : op.has("rp") || op.has("rpi") ? 3
-                                               : 0;
-  const Family family = family_of(op.base());
-  return family && family(i, op);
+  return family_of(op.base())(i, op);
 }
 
 }  // namespace sg

@@ -24,7 +24,7 @@ enum Kind : u8 {
   kClusterWait,
   kMbarrierWait
 };
-enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
+enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kParam, kConst };
 
 // The bits of a shared address from this bit up are the rank of a block in the cluster, plus 1. If
 // these bits are 0, the address is in the shared memory of the thread's own block.
@@ -33,15 +33,14 @@ constexpr u32 kRankShift = 24;
 // Operands are rows of the warp's register file. Row 0 takes results that are not used.
 struct Instruction {
   Operation run = nullptr;
-  Operation rounded = nullptr;  // if set, `run` calls it in the rounding mode `rounding`
+  Operation rounded = nullptr;  // if set, `run` calls it while results are rounded down
   Kind kind = kNormal;
   Space space = kNoSpace;
   u8 elements = 1, bytes = 4;  // elements of a vector; bytes of an element
   u8 sources = 0;
-  u8 variant = 0;   // the operation defines its meaning
-  u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
+  u8 variant = 0;  // the operation defines its meaning
   bool ftz = false, saturate = false, integral = false;
-  bool negate_guard = false, aligned = false;
+  bool negate_guard = false;
   int guard = -1;  // the row of the instruction's predicate, or -1
   int dest[4] = {}, source[6] = {};
   int members = 0;  // which source is the mask of participating lanes
@@ -70,11 +69,10 @@ struct Param {
   std::string name;
   size_t offset, size;
 };
-using SpecialValue = u64 (*)(const Warp&, int lane, int axis);
 // A special register, such as %tid.x.
 struct Special {
-  SpecialValue value;
-  int axis, row;
+  u64 (*value)(const Warp&, int lane);
+  int row;
 };
 bool find_special(const std::string& name, Special& out);  // false: no such register
 
@@ -87,14 +85,13 @@ struct Function {
   int rows = 1;
   std::vector<std::pair<int, u64>> constants;  // row and value
   std::vector<Special> specials;
-  int shared = 0, max_dynamic = 0, local = 0, max_threads = 0;
-  unsigned cluster[3] = {0, 0, 0};  // 0: no cluster
+  int shared = 0, max_dynamic = 0, max_threads = 0;
+  unsigned cluster = 1;  // blocks of a cluster
   int nonportable = 0;
   size_t first_token = 0;  // the first token of the body
 };
 
 struct Variable {
-  Space space;
   u64 address;
   size_t bytes;
   // Stands for the address of dynamic shared memory until the kernel's static memory is placed.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Finds races with vector clocks. In a race, two threads access the same memory, at least one of
 // them writes, and nothing orders them. Barriers order the threads that arrive. Blocks of different
-// clusters are unordered. Two atomic operations do not race. Races are found in any thread order.
+// clusters are unordered. Races are found in any thread order.
 #include <algorithm>
 
 #include "threads.h"
@@ -10,8 +10,7 @@ namespace sg {
 namespace {
 
 u32 thread_in_cluster(const Warp& w, int lane) {
-  const Launch& l = running->launch;
-  return w.block->rank * l.block[0] * l.block[1] * l.block[2] + u32(w.first_thread + lane);
+  return w.block->rank * running->launch.block + u32(w.first_thread + lane);
 }
 
 // The join of two clocks: the later epoch of each thread.
@@ -50,9 +49,7 @@ struct Checked {
 };
 
 void Checked::race(const Access& then, const char* what) const {
-  const Launch& l = running->launch;
-  const u32 threads = l.block[0] * l.block[1] * l.block[2];
-  const u32 blocks = running->watch->cluster_threads / threads;
+  const u32 threads = running->launch.block, blocks = running->function->cluster;
   const Module& m = *running->function->module;
   fail(w, i, lane, 719,
        format("a race for %s memory with thread %u of block %u, which %s there at PTX line %u: %s",
@@ -178,7 +175,7 @@ void check_races(Warp& w, const Instruction& i, int lane, Watched& memory, u64 a
   Page& page = page_of(memory, address, bytes);
   Access now{w.clock[lane].epoch, u32(i.line), running->watch->cluster,
              u16(thread_in_cluster(w, lane))};
-  now.atomic = kind == AccessKind::kUpdate || kind == AccessKind::kSynchronizes;
+  now.atomic = kind == AccessKind::kSynchronizes;
   now.copying = kind == AccessKind::kCopyBegins;
   const Checked access{w, i, lane, memory, now};
   const u64 first = address % Page::kBytes / page.cell_bytes;

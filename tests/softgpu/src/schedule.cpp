@@ -28,7 +28,7 @@ void store_pcs(Warp& w, const Group& g) {
 }
 
 int next_pc(const Warp& w, u32 runnable, Schedule schedule) {
-  if (schedule == Schedule::kRandom) {
+  if (schedule == kRandom) {
     for (u64 skip = next_random() % u64(__builtin_popcount(runnable)); skip; --skip)
       runnable &= runnable - 1;
     return w.pc[__builtin_ctz(runnable)];
@@ -41,8 +41,8 @@ int next_pc(const Warp& w, u32 runnable, Schedule schedule) {
 }
 
 Group next_group(const Warp& w, u32 runnable, Schedule schedule) {
-  if (schedule == Schedule::kSerial || schedule == Schedule::kReverse) {
-    const bool first = (schedule == Schedule::kSerial) != w.rotate;
+  if (schedule == kSerial || schedule == kReverse) {
+    const bool first = (schedule == kSerial) != w.rotate;
     const int lane = first ? __builtin_ctz(runnable) : 31 - __builtin_clz(runnable);
     return {1u << lane, w.pc[lane]};
   }
@@ -53,7 +53,7 @@ Group next_group(const Warp& w, u32 runnable, Schedule schedule) {
     else if (w.pc[lane] > g.pc)
       g.reconvergence = std::min(g.reconvergence, w.pc[lane]);
   });
-  if (schedule == Schedule::kRandom && (next_random() & 1)) {
+  if (schedule == kRandom && (next_random() & 1)) {
     const u32 part = g.lanes & u32(next_random());
     if (part) g.lanes = part;
   }
@@ -113,7 +113,6 @@ void run_group(Warp& w, Group g, int64_t turn) {
     const Instruction& i = code[g.pc];
     const u32 lanes = guarded_lanes(w, i, g.lanes);
     ++running->issued;
-    running->executed += u64(__builtin_popcount(lanes));
     if (i.kind == kNormal) {
       if (lanes) i.run(w, i, lanes);
       ++g.pc;
@@ -126,7 +125,7 @@ void run_group(Warp& w, Group g, int64_t turn) {
 
 // Runs a warp until no lane is runnable or its turn ends. Returns whether anything ran.
 bool run_warp(Warp& w, Schedule schedule) {
-  const bool random = schedule == Schedule::kRandom;
+  const bool random = schedule == kRandom;
   const u64 end = running->issued + (random ? next_random() % 400 + 1 : u64(kTurn));
   bool moved = false;
   for (;;) {
@@ -167,14 +166,14 @@ bool run_warp(Warp& w, Schedule schedule) {
 bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
   bool moved = false;
   const size_t n = warps.size();
-  if (schedule == Schedule::kRandom)
+  if (schedule == kRandom)
     for (size_t k = 0; k < n; ++k) moved |= run_warp(*warps[next_random() % n], schedule);
   if (moved) return true;
   for (size_t k = 0; k < n; ++k) {
-    Warp& w = *warps[schedule == Schedule::kReverse ? n - 1 - k : k];
+    Warp& w = *warps[schedule == kReverse ? n - 1 - k : k];
     moved |= run_warp(w, schedule);
     const bool waits = !lanes_in(w, State::kRuns);  // else its turn has ended
-    if (moved && waits && schedule != Schedule::kLockstep)
+    if (moved && waits && schedule != kLockstep)
       return true;  // begins again at the first warp: the first blocks run as far as they can
   }
   return moved;
@@ -187,7 +186,7 @@ void run_cluster(Cluster& c) {
   for (Block& b : c.blocks)
     for (Warp& w : b.warps) warps.push_back(&w);
   while (c.live)
-    if (!run_each_warp(warps, settings().schedule) && c.live) stuck(c);
+    if (!run_each_warp(warps, Schedule(setting(kSchedule))) && c.live) stuck(c);
 }
 
 }  // namespace sg

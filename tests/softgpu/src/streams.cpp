@@ -21,11 +21,6 @@ static Stream& legacy_stream(int device) {
 }
 Stream& stream_of(u64 handle) {
   if (handle < 2) return legacy_stream(current_device());
-  if (handle == 2) {
-    static thread_local std::map<int, Stream*> of_thread;
-    Stream*& s = of_thread[current_device()];
-    return s ? *s : *(s = &make_stream(current_device(), true));
-  }
   Stream* s = reinterpret_cast<Stream*>(handle);
   if (std::find(streams.begin(), streams.end(), s) == streams.end() || !s->live)
     throw Error{kInvalidHandle, "there is no such stream"};
@@ -68,7 +63,7 @@ static void put(Stream& s, Work work) {
   }
   s.queue.push_back(std::move(work));
   ++s.enqueued;
-  if (!settings().late_streams) complete(s, s.enqueued);
+  if (!setting(kStreamsAreLate)) complete(s, s.enqueued);
 }
 
 void enqueue(Stream& s, std::function<void()> run, bool is_free) {
@@ -86,7 +81,7 @@ static void complete(Stream& s) {
 }
 static void finish(int device) {
   for (size_t k = 0; k < streams.size(); ++k) {
-    Stream& s = *streams[settings().streams_reversed ? streams.size() - 1 - k : k];
+    Stream& s = *streams[setting(kStreamsAreLate) == 2 ? streams.size() - 1 - k : k];
     if (device < 0 || s.device == device) complete(s);
   }
 }
@@ -215,8 +210,4 @@ int cuGraphLaunch(Graph* graph, u64 handle) {
     for (auto& work : graph->work) enqueue(stream_of(handle), work);
   });
 }
-int cuGraphDestroy(Graph* graph) {
-  return status_of([&] { delete graph; });
-}
-
 }  // extern "C"

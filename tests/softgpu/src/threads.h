@@ -43,11 +43,9 @@ struct Warp {
   Function* function = nullptr;
   int first_thread = 0;
   std::vector<u64> registers;
-  std::vector<u8> local;  // memory of each lane
   u32 lanes = 0, live = 0;
   int pc[32];  // program counters
   State state[32];
-  u8 barrier[32];         // the barrier at which a lane waits
   u64 cluster_phase[32];  // Cluster::phase after the barrier at which a lane arrived last, or 0
   Mbarrier* mbarrier[32];
   u32 waited = 0;       // lanes that have waited for the previous launch
@@ -59,18 +57,12 @@ struct Warp {
   u64* row(int i) { return &registers[size_t(i) * 32]; }
 };
 
-struct Barrier {
-  int arrived = 0, expected = 0;  // expected 0: all threads of the block
-  int yes = 0;                    // threads that arrived with a true predicate
-  SyncPoint sync;
-};
-
 struct Block {
   Cluster* cluster = nullptr;
-  unsigned id[3], rank = 0;
+  unsigned id, rank = 0;
   std::deque<Warp> warps;
-  int live = 0;
-  Barrier barriers[16];
+  int live = 0, arrived = 0;  // threads; those at the block's barrier
+  SyncPoint sync;
   std::map<u64, Mbarrier> mbarriers;  // by the offset in shared memory
   std::vector<u8> storage;
   u8* shared = nullptr;  // points into storage, aligned
@@ -80,7 +72,6 @@ struct Block {
 
 struct Cluster {
   std::deque<Block> blocks;
-  unsigned id[3];
   u64 number = 0;
   int live = 0, arrived = 0;
   u64 phase = 0;
@@ -93,11 +84,10 @@ struct Running {
   Function* function;
   Launch launch;
   const u8* params;
-  unsigned cluster[3] = {1, 1, 1};
   bool async_early = false;
   u64 random = 1;
-  u64 issued = 0, executed = 0;  // instructions of warps, and of their threads
-  Watch* watch = nullptr;        // for counters and races, or null
+  u64 issued = 0;          // instructions of warps
+  Watch* watch = nullptr;  // for counters and races, or null
 };
 extern thread_local Running* running;
 

@@ -14,7 +14,6 @@ struct Instruction;
 enum class AccessKind : u8 {
   kRead,
   kWrite,
-  kUpdate,
   kCopyBegins,
   kCopyEnds,
   kCopyReads,
@@ -72,18 +71,12 @@ struct ReadBy {
   u32 epoch = 0, line = 0;
 };
 
-// Accesses of warps to shared memory, their wavefronts, and the wavefronts without bank conflicts.
-struct SharedCounts {
-  u64 accesses = 0, wavefronts = 0, ideal = 0;
-};
-
 // Counters and races of one launch.
 struct Watch {
   bool count = false, races = false;
   u64 number = 0;  // unique to the launch
   u32 cluster = 0, cluster_threads = 0;
   std::map<u64, Watched> ranges;
-  SharedCounts shared_loads, shared_stores;
   std::vector<std::vector<ReadBy>> readers;  // by Cell::readers and thread; readers[0] is unused
   size_t readers_used = 1;
   Error unwritten = {0, ""};  // a read before any write, thrown unless the cluster has a race

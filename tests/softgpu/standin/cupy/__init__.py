@@ -40,14 +40,6 @@ def _on_host(function):
     return compute
 
 
-def _in_place(operation):
-    def compute(self, other):
-        self[...] = _on_host(operation)(self, other)
-        return self
-
-    return compute
-
-
 class _Data:
     def __init__(self, ptr, owner):
         self.ptr, self._owner = ptr, owner
@@ -104,11 +96,6 @@ class ndarray:
     @property
     def data(self):
         return _Data(self._a.__array_interface__["data"][0] if self.size else 0, self._owner)
-
-    @property
-    def __cuda_array_interface__(self):
-        interface = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
-        return {**interface, "stream": get_current_stream().ptr or 1}
 
     def __len__(self):
         return len(self._a)
@@ -176,13 +163,10 @@ class ndarray:
     )
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "neg", "abs"):
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "abs"):
     setattr(ndarray, f"__{_name}__", _on_host(getattr(operator, _name)))
-for _name in ("add", "sub", "mul", "truediv", "matmul"):
+for _name in ("add", "sub", "mul"):
     setattr(ndarray, f"__r{_name}__", _on_host(getattr(np.ndarray, f"__r{_name}__")))
-    setattr(ndarray, f"__i{_name}__", _in_place(getattr(operator, _name)))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(ndarray, f"__{_name}__", _on_host(getattr(operator, _name)))
 
 
 def _host(value):

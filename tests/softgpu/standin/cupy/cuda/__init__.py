@@ -6,13 +6,20 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import defaultdict
+from types import SimpleNamespace
 
 from .. import _driver
-from .._driver import CUDARuntimeError, call, query
-from . import compiler as compiler
-from . import driver as driver
+from .._driver import CUDADriverError, CUDARuntimeError, call, query
 from . import nvrtc as nvrtc
 from . import runtime
+
+compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+driver = SimpleNamespace(
+    CUDADriverError=CUDADriverError,
+    funcSetAttribute=lambda f, name, value: call(
+        "cuFuncSetAttribute", ctypes.c_void_p(f), name, value
+    ),
+)
 
 
 def get_cuda_path():
@@ -33,9 +40,6 @@ class Device:
     def __init__(self, device=None):
         self.id = runtime.getDevice() if device is None else int(device)
         self._before = []
-
-    def __int__(self):
-        return self.id
 
     @property
     def attributes(self):
@@ -116,19 +120,17 @@ class ExternalStream:
 
 
 class Stream(ExternalStream):
-    def __init__(self, null=False, non_blocking=False, ptds=False):
-        self._mine = not null and not ptds
-        handle = (
-            query("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
-        )
-        super().__init__(2 if ptds else handle)
+    def __init__(self, null=False, non_blocking=False):
+        self._mine = not null
+        flags = int(non_blocking)
+        super().__init__(0 if null else query("cuStreamCreate", flags, kind=ctypes.c_uint64))
 
     def __del__(self, destroy=_driver.library.cuStreamDestroy_v2):
         if getattr(self, "_mine", False):
             destroy(ctypes.c_uint64(self.ptr))
 
 
-Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
+Stream.null = Stream(null=True)
 
 
 def get_current_stream(device_id=-1):
