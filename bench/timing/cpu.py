@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from bench.timing.cases import DTYPES, Call, Operands, Operator, Shape, checked_
 from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
 from cunorm._backends.cpu.threads import available_cores
-from cunorm._demo import operators as demo
 from cunorm._info import cpu_name
 
 _TURN_SECONDS, _MAX_CALLS = 1e-3, 10
@@ -46,7 +46,7 @@ class Cpu(Device):
         self._copies = copies
         self._calls_per_turn = 1
         # All threads share an arena, because glibc unmaps the arenas that JAX's threads would have.
-        if demo.keep_freed_memory():
+        if keep_freed_memory():
             arena_max = -8
             ctypes.CDLL(None).mallopt(arena_max, 1)
         torch.set_num_threads(threads)
@@ -126,3 +126,11 @@ def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str,
         options["layout"] = {"NHWC": "channels_last", "NCHW": "channels_first"}[operator.memory]
     functions = [f"{operator.base}_forward", f"{operator.base}_backward"]
     return options | {"ops": functions, "widths": width, "dtypes": dtype, "rows": rows}
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc reuse freed memory, so that calls cause no page faults; return whether it does."""
+    trim_threshold, mmap_max = (-1, 2**31 - 1), (-4, 0)  # parameters of mallopt and their values
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    return all(ctypes.CDLL(None).mallopt(*option) for option in (trim_threshold, mmap_max))
