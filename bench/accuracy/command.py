@@ -80,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
         from bench.accuracy import plot  # needs matplotlib
 
         plot.write(options.plot, rows)
-    print(*table(rows), sep="\n")
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        print(*table(rows, dtype), "", sep="\n")
     return int(any(name.startswith("cunorm") for name in failed))
 
 

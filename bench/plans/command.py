@@ -29,6 +29,7 @@ from bench.plans.rows import KEY, PLANNED, Row, measure, planned_columns
 from bench.plans.sass import MISSING, disassembler
 from bench.plans.summary import goals_table, missed_goals, row_lines
 from bench.report.records import read_csv, write_csv
+from bench.timing.arguments import count, parsed
 
 # With --check, the columns of _SAME must equal the table's. Others may differ, because one version
 # of NVRTC comes in several builds: registers by this number; if they do not, those of _NEAR by 2 %.
@@ -36,6 +37,7 @@ _REGISTERS = 8
 _NEAR = ("instructions", "prediction", "call_prediction", "microseconds")
 _SAME = ("spill_stores", "spill_loads", "stack", "narrowest_bytes", "narrowed", "late_loads")
 _SAMPLE, _SEED = 60, 1
+_FIELDS = 5  # of a plan in --only
 
 
 def main(argv: list[str]) -> int:
@@ -137,7 +139,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench static", description=__doc__)
     add, names = parser.add_argument, [f"sm_{number}" for number in ARCHITECTURES]
     add("--arch", default=",".join(names), help=f"of {', '.join(names)}")
-    add("--out", type=Path, help="write a CSV here as well")
+    add("--out", type=Path, metavar="FILE.csv", help="write the rows here as well")
     add("--check", type=Path, help="compare all plans and a compiled sample with this CSV instead")
     add(
         "--only",
@@ -148,10 +150,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "work, or 'all'",
     )
     add("--goals", action="store_true", help="fail on late loads and missed goals, too")
-    add("--sample", type=int, default=_SAMPLE, help="plans that --check compiles")
-    add("--jobs", type=int, default=2, help="processes that compile")
-    options = parser.parse_args(argv)
+    add("--sample", type=count, default=_SAMPLE, help="plans that --check compiles")
+    add("--jobs", type=count, default=2, help="processes that compile")
+    options = parsed(parser, argv)
     options.arch = tuple(name.removeprefix("sm_") for name in options.arch.split(","))
     if not ARCHITECTURES.keys() >= set(options.arch):
         parser.error(f"--arch: expected of {', '.join(names)}")
+    if max(map(len, options.only), default=0) > _FIELDS:
+        parser.error(f"--only: expected at most {_FIELDS} fields of a plan")
+    if options.check and not options.check.is_file():
+        parser.error(f"--check: there is no file {options.check}")
     return options

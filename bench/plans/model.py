@@ -6,8 +6,8 @@ the costs of starting launches; rounds.py computes how long a launch runs.
 
 The model counts the bytes of accesses, not the sectors that they touch. It ignores the partial sums
 that a streamed backward keeps in memory, and multiprocessors that stay idle because a cluster's
-blocks must be neighbours. It gives H100 the plans of H200, although the L2 of H100 is smaller. So a
-prediction is an upper bound: missing a goal says more than meeting it.
+blocks must be neighbours. It gives H100 the plans of H200, although the L2 of H100 is smaller. All
+three make predictions too high.
 """
 
 from __future__ import annotations

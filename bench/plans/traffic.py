@@ -27,7 +27,7 @@ import cunorm
 from bench.plans.plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
 from bench.plans.planned import DIRECTIONS, feature_sets, plans
 from bench.report.records import write_csv
-from bench.timing.arguments import list_of
+from bench.timing.arguments import count, list_of, parsed
 from bench.timing.cases import (
     DTYPES,
     OPERATORS,
@@ -102,8 +102,8 @@ def main(argv: list[str]) -> int:
     help_of_op = f"some of {', '.join(names)}"
     parser.add_argument("--op", type=list_of(names), default=names, help=help_of_op)
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that count")
-    options = parser.parse_args(argv)
+    parser.add_argument("--jobs", type=count, default=2, help="processes that count")
+    options = parsed(parser, argv)
     chosen = [
         call
         for operator, direction, dtype in product(OPERATORS, DIRECTIONS, _DTYPES)

@@ -66,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if (options.csv is None) == (options.page is None):
         parser.error("expected either a CSV or --page, whose markers name one")
+    if (options.check and not options.page) or (options.goals and options.page):
+        parser.error("--check is for --page, --goals for a CSV")
     try:
         if options.page:
             return _write(options.page, only_compare=options.check)
