@@ -17,15 +17,15 @@ from tests.emulation.plans import KERNELS, PLANS, Planned
 from tests.support.case_covers import arranged, cover
 from tests.support.cases import call_of
 from tests.support.covers import label
-from tests.support.operands import assert_same_fields
+from tests.support.operands import assert_same_fields, at
 
 pytestmark = needs_softgpu
 
 
-def cases(kernel: str) -> list[Any]:
-    """Return a cover of all pairs, plans included."""
+def cases(kernel: str, seed: int | None = None) -> list[Any]:
+    """Return a cover of all pairs, plans included; a seed gives another cover."""
     draw = random.Random(kernel)
-    found = cover(kernel, {"plan": tuple(PLANS[kernel])})
+    found = cover(kernel, {"plan": tuple(PLANS[kernel])}, seed)
     return [arranged(kernel, draw, case) for case in found]
 
 
@@ -43,8 +43,7 @@ def sampled(kernel: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("kernel", "case"), [case for k in KERNELS for case in sampled(k)])
-def test_answers_are_right_for_every_pair_of_choices(kernel, case):
+def check(kernel: str, case: Any) -> None:
     """Check a case against the oracle; another order of threads must give the same results."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
     planned_case = planned.case
@@ -59,3 +58,17 @@ def test_answers_are_right_for_every_pair_of_choices(kernel, case):
     few = {"grid": launches[0].build.cluster * case["groups"]} if is_row else {"few": 2}
     with planned.machine(**few, copies=draw.choice(["late", "early"]), **order):
         assert_same_fields(call.run(), usual)
+
+
+@pytest.mark.parametrize(("kernel", "case"), [case for k in KERNELS for case in sampled(k)])
+def test_answers_are_right_for_every_pair_of_choices(kernel, case):
+    check(kernel, case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_answers_are_right_for_drawn_pairs_of_choices(kernel, seed):
+    for case in cases(kernel, seed):
+        with at(case):
+            check(kernel, case)

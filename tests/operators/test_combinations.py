@@ -3,7 +3,7 @@
 
 Each case is one build, run with arrays of several sizes. CI runs every fourth case, and every
 fourth build of the fuzzer, which covers the same pairs. `pytest -m exhaustive` runs the other
-cases, and the fuzzer's further covers, of more dtypes and activations.
+cases, and 20 further covers, of more dtypes and activations.
 """
 
 import random
@@ -53,6 +53,15 @@ def check(kernel, case):
 )
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
     check(kernel, case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kernel", FACTORS)
+def test_drawn_pairs_of_choices_are_within_their_bounds(kernel, seed):
+    for case in builds(kernel, seed):
+        with at(label(case)):
+            check(kernel, case)
 
 
 # --- sizes of group norms -------------------------------------------------------------------------

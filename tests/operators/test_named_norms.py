@@ -131,6 +131,24 @@ def test_variants_of_a_stream_are_within_their_bounds(device, variant):
             call_of("row_norm_backward", case | {"x": "float32", "dx": dtype}, device).check()
 
 
+def test_a_stream_with_a_gate_is_within_its_bounds_in_arrays_of_every_library(anywhere):
+    shape, norm = (5, 1000), {"weight_offset": 1.0, "center": True, "c": 3.0}
+    rows = {name: draw(name, shape, "float16") for name in ("x", "dy")}
+    rows |= {name: draw(name, shape, "float32") for name in ("residual", "d_residual")}
+    given = {name: draw(name, 1000, "float32") for name in ("weight", "bias")}
+    given["gate"] = draw("gate", shape, "float16")
+    there, kwargs = put_all(anywhere, rows), put_all(anywhere, given) | norm
+    f = cunorm.normalize_forward(there["x"], residual=there["residual"], **kwargs)
+    more = {"d_residual": there["d_residual"], "x_dtype": rows["x"].dtype}
+    more |= {"rstd": f.rstd, "mean": f.mean}
+    grads = cunorm.normalize_backward(there["dy"], f.residual, **kwargs, **more)
+    f, options = get_all(anywhere, f), given | norm | {"eps": 1e-6}
+    check_forward(f, rows["x"], residual=rows["residual"], **options)
+    options |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
+    worst = check_backward(get_all(anywhere, grads), rows["dy"], f.residual, **options)
+    assert worst.keys() == {"dx", "dresidual", "dweight", "dbias", "dgate"}
+
+
 def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywhere):
     qkv, gate = draw("x", (50, 3, 8, 64), "bfloat16"), draw("gate", (50, 1, 64), "bfloat16")
     weight = draw("weight", 64, "float32")

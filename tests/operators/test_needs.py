@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 import cunorm
+from tests.support.case_covers import ACTIVATIONS
+from tests.support.case_covers import NEEDS as SUBSETS
 from tests.support.cases import call_of
+from tests.support.covers import everything, label
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.gradients import INPUTS_OF, NEEDS
 from tests.support.host_code import needs_a_compiler
 from tests.support.machines import compiled_for, machines
-from tests.support.operands import assert_same_bits, at, draw
+from tests.support.operands import DTYPES, assert_same_bits, at, draw
 from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
@@ -87,3 +90,33 @@ def test_gradients_of_a_gate_or_of_weight_and_gate_are_not_old_memory(machine):
         sized = case | {"shape": (1, 1, 5, width), "needs": needs}
         with compiled_for(machine), at(needs, width):
             call_of("row_norm_backward", sized, OnNumpy()).check()
+
+
+# --- all subsets, on all instruction sets ---------------------------------------------------------
+
+_ALL = {"x": tuple(DTYPES), "machine": machines()}
+OF_ROWS = {"gate_position": ("post", "pre"), "gate_activation": ACTIVATIONS, **_ALL}
+OF_GROUPS = {"channels_last": (True, False), "activation": (None, *ACTIVATIONS[:-1]), **_ALL}
+# In a group norm of the first size, a thread keeps h, the gradient before the activation, from one
+# pass to the next. In the second, the workspace keeps h.
+SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
+
+
+@pytest.mark.exhaustive
+@needs_a_compiler
+@pytest.mark.parametrize(
+    ("kernel", "needs"),
+    [pytest.param(k, n, id=f"{k}-{'-'.join(n)}") for k in SUBSETS for n in SUBSETS[k]],
+)
+def test_all_gradients_with_all_activations_positions_and_dtypes_are_within_their_bounds(
+    kernel, needs
+):
+    for case in everything(OF_GROUPS if "group" in kernel else OF_ROWS):
+        case |= dict.fromkeys(("dy", "gate"), case["x"]) | {"needs": needs, "workspace": True}
+        if "group" in kernel:
+            sized = [{"samples": Samples(*size, case["channels_last"])} for size in SIZES]
+        else:
+            sized = [{"shape": (1, 1, 5, width)} for width in (3, 300)]
+        for size in sized:
+            with compiled_for(case["machine"]), at(label(case), size), np.errstate(all="ignore"):
+                call_of(kernel, case | size, OnNumpy()).check()
