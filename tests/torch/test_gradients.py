@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of cunorm.torch's functions in every mode of autograd, and the saved tensors."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from tests.support.calls import record_launches
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+functional = torch.nn.functional
 
 import cunorm.torch as ct  # noqa: E402
 from cunorm.results import GroupNormGrads, NormGrads  # noqa: E402
@@ -57,6 +60,20 @@ def test_with_create_graph_gradients_far_from_0_are_within_the_kernels_bounds(sh
         check_group_backward(GroupNormGrads(*found), *given, channel_axis=1, **options)
 
 
+@pytest.mark.parametrize("name", ["add_normalize", "group_norm"])
+def test_the_gradient_of_one_operand_is_the_same_alone_and_among_all(name):
+    call, tensors = case(name)
+    for index, expected in enumerate(gradients(call, tensors)):
+        others = [other.detach() for other in tensors]
+
+        def call_on_one(one, index=index, others=others):
+            return call(*others[:index], one, *others[index + 1 :])
+
+        for mode in (nullcontext(), Watch()):
+            with mode:
+                assert torch.equal(*gradients(call_on_one, (tensors[index],)), expected)
+
+
 def test_only_gradients_that_are_required_are_computed(monkeypatch):
     seen = record_launches(monkeypatch)
     x, weight, bias = tensor("x", 4, 8, grad=False), tensor("weight", 8), tensor("bias", 8)
@@ -65,6 +82,37 @@ def test_only_gradients_that_are_required_are_computed(monkeypatch):
     assert backward.dweight is not None
     assert (backward.dx, backward.dbias, backward.dgate) == (None, None, None)
     assert x.grad is None
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_one_of_two_results_is_enough_for_a_backward(used):
+    def grads(function):
+        _, tensors = case("add_rms_norm")
+        results = function(*tensors)
+        torch.autograd.backward([results[n] for n in used], [factors(results[n]) for n in used])
+        return [one.grad for one in tensors]
+
+    def formula(x, residual, weight):
+        stream = x + residual
+        return functional.rms_norm(stream, weight.shape, weight, 1e-6), stream
+
+    found = grads(ct.add_rms_norm)
+    assert found[0].data_ptr() != found[1].data_ptr()  # each has its own memory
+    for one, other in zip(found, grads(formula), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_a_tensor_that_is_two_operands_gets_both_gradients():
+    x = tensor("x", 4, 8)
+    y = ct.rms_norm(x, gate=x)
+    (expected,) = torch.autograd.grad(
+        (functional.rms_norm(x, (8,), eps=1e-6) * functional.silu(x)).sum(), x
+    )
+    for recorded in (True, False):
+        (found,) = torch.autograd.grad(y.sum(), x, create_graph=recorded, retain_graph=True)
+        np.testing.assert_allclose(found.detach(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
@@ -79,12 +127,6 @@ def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
     assert error < 64 * 2**-24  # some float32 roundings, none of float16
 
 
-def test_the_gradients_of_x_and_of_the_residual_do_not_share_memory():
-    x, residual = tensor("x", 4, 8), tensor("residual", 4, 8)
-    sum(one.sum() for one in ct.add_rms_norm(x, residual)).backward()
-    assert x.grad.data_ptr() != residual.grad.data_ptr()
-
-
 @modes
 def test_a_stream_of_operands_without_gradients_has_none(mode):
     x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
@@ -92,6 +134,35 @@ def test_a_stream_of_operands_without_gradients_has_none(mode):
         y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
         assert (y.requires_grad, stream.requires_grad) == (True, False)
         assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
+
+
+@pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
+def test_a_batch_of_gradients_equals_the_gradients_of_its_items(name):
+    """torch.autograd.functional.jacobian(vectorize=True) makes such batches."""
+    call, tensors = case(name)
+    results = call(*tensors)
+    batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
+    options = {"retain_graph": True}
+    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **options)
+    for item in range(2):
+        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **options)
+        assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
+
+
+@modes
+@pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
+def test_gradients_that_are_negated_views_are_read_correctly(name, mode):
+    call, (x, *rest) = case(name)
+    numbers = torch.complex(tensor("re", *x.shape, grad=False), tensor("im", *x.shape, grad=False))
+    dy, plain = numbers.conj().imag, -numbers.imag
+    assert dy.is_neg()
+    with mode():
+        results = call(x, *rest)
+        found, expected = (
+            torch.autograd.grad(results, x, [one] * len(results), retain_graph=True)[0]
+            for one in (dy, plain)
+        )
+    assert torch.equal(found, expected)
 
 
 def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
@@ -112,6 +183,12 @@ def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
         y = ct.rms_norm(narrow["x"], dtype=spec)
         assert y.dtype is torch.float32
         assert torch.autograd.grad(y.sum(), narrow["x"])[0].dtype is torch.bfloat16
+
+
+def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
+    x, weight = tensor("x", 4, 3, 8), tensor("weight", 8)
+    assert torch.autograd.gradcheck(ct.rms_norm, (x.transpose(0, 1), weight))
+    assert torch.autograd.gradcheck(lambda x: ct.rms_norm(x[:, :1].expand(4, 5, 8)), x)
 
 
 # --- memory ---------------------------------------------------------------------------------------
