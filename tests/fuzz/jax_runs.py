@@ -109,7 +109,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
             for block, other in zip(blocks, others, strict=True):
                 assert str(block.dtype) == dtype, f"d{name} is {block.dtype}, expected {dtype}"
                 oracle.compare(f"d{name}", block, other, size)
-                count += bool(block.any())
+                count += bool(other.any())
     return count
 
 

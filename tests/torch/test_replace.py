@@ -90,7 +90,7 @@ FORMULAS = [
     for center, parameters in product((False, True), PARAMETERS)
     for gate in (None, *product(GATES, ("pre", "post")))
 ]
-SOME = [*random.Random(0).sample(FORMULAS, 6), (False, ("weight", "bias"), 0.0, False, None)]
+SOME = [*random.Random(0).sample(FORMULAS, 12), (False, ("weight", "bias"), 0.0, False, None)]
 
 
 @pytest.mark.parametrize(

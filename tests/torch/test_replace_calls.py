@@ -57,6 +57,14 @@ class OptionalArguments(Formula):
         return rms(x, self.eps) * self.weight * (1.0 if gate is None else gate.cos()) + more
 
 
+class RowsNorm(Formula):
+    """A norm that accepts only two or three axes."""
+
+    def forward(self, x):
+        batch, width = x.flatten(0, x.dim() - 2).shape if x.dim() < 4 else x.shape
+        return (rms(x.reshape(batch, width), self.eps) * self.weight).reshape(x.shape)
+
+
 class ConvNeXtNorm(Formula):
     """A norm of axis 1 of images, and of the last axis of other x."""
 
@@ -86,6 +94,7 @@ OWN = {
         f"for {HALF}, for an x of 4 or 5 axes",
         [lambda m, s=s: m(X.new_ones(2, WIDTH, *s)) for s in ((5, WIDTH), (5, 7), (3, 5, WIDTH))],
     ),
+    "an error for some numbers of axes": (RowsNorm, f"for {HALF}, for an x of 4 or 5 axes", []),
     "some pairs of dtypes": (
         T5Norm,
         "for float32/bfloat16, float32/float16",
@@ -258,9 +267,10 @@ def test_norms_that_cunorm_cannot_run_are_compiled_with_their_own_forward(name, 
 def with_parameters(m):
     for name, parameter in [*m._parameters.items()]:
         m._parameters[name] = Subclassed(parameter.detach())
+    swapped = m(X)
     if restore_norms(m):
         assert replace_norms(m).replaced
-    return m(X)
+    return torch.stack([swapped, m(X)])
 
 
 def no_items(m):

@@ -44,7 +44,8 @@ def test_an_operator_refuses_a_text_that_another_version_of_cunorm_compiled(chan
         run(x, None, None, text.replace(*change, 1))
 
 
-def test_selectively_checkpointed_norms_run_once_and_give_the_same_gradients():
+@pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "selective"])
+def test_checkpointed_norms_give_the_same_gradients_and_run_once_if_their_results_are_kept(mode):
     model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
@@ -53,14 +54,15 @@ def test_selectively_checkpointed_norms_run_once_and_give_the_same_gradients():
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    contexts = partial(create_selective_checkpoint_contexts, policy)
+    options = {"use_reentrant": mode == "reentrant"}
+    if mode == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     expected = results(model, x)
-    y = checkpoint(model, x.requires_grad_(), use_reentrant=False, context_fn=contexts)
-    y.backward(drawn(6, WIDTH, seed=5))
+    checkpoint(model, x.requires_grad_(), **options).backward(drawn(6, WIDTH, seed=5))
     found = [x.grad, *(parameter.grad for parameter in model.parameters())]
     assert all(map(torch.equal, found, expected[1:]))
     ours = [str(operator) for operator in seen if "cunorm" in str(operator)]
-    families = ["row", "row", "group", "row", "row"]
+    families = ["row", "row", "group", "row", "row"] if mode == "selective" else []
     assert ours == [f"cunorm.{family}_norm_forward.default" for family in families]
 
 
