@@ -107,6 +107,27 @@ def test_the_backward_of_an_earlier_call_runs_in_a_transform(transform):
     assert all(map(torch.equal, found[0], backward()))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
+    call, tensors = case(name)
+    tensors = detached(tensors)
+
+    def total(*tensors):
+        first, *others = (one.sin().sum() for one in call(*tensors))
+        return sum(others, first)  # torch itself cannot add 0 to a batch of no numbers
+
+    of_item = torch.func.grad(total, tuple(range(len(tensors))))
+    for own in {1, len(tensors)}:  # the first `own` tensors differ by item
+        dims = (0,) * own + (None,) * len(tensors[own:])
+        one = [tensor[None] for tensor in tensors[:own]] + tensors[own:]
+        none = [tensor[:0] for tensor in one[:own]] + tensors[own:]
+        for function in (call, of_item):
+            expected = torch.func.vmap(function, dims)(*one)
+            found = torch.func.vmap(function, dims)(*none)
+            for mine, its in zip(found, expected, strict=True):
+                assert (mine.shape, mine.dtype) == (its[:0].shape, its.dtype)
+
+
 @pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])
 def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode):
     x = tensor("x", 4, 8, dtype="bfloat16")
