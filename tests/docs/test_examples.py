@@ -38,7 +38,8 @@ def example(monkeypatch, tmp_path):
 
     def imported(name):
         if name in (TORCH, JAX):
-            pytest.importorskip(name.partition("_")[0])
+            library = name.partition("_")[0]
+            pytest.importorskip(library, reason=f"{library} is not installed")
         module = importlib.import_module(name)
         if hasattr(module, "keep_freed_memory"):
             monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
@@ -182,8 +183,7 @@ def difference(printed):
 @pytest.mark.parametrize("script, device", on_devices([TORCH], [JAX], gpu_marks=[LONG]))
 def test_both_norms_train_alike(script, device, run):
     if script == JAX:  # on a GPU JAX rounds to TF32 by default
-        import jax
-
+        jax = pytest.importorskip("jax", reason="JAX is not installed")
         with jax.default_matmul_precision("highest"):
             printed, shown = run(JAX, " trains as ", " and fall: from ", device=device)
         ends = re.search(r"^loss: (\S+) at first, (\S+) at last", printed.out, re.M).groups()
