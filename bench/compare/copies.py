@@ -78,8 +78,7 @@ def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
     more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
     os.environ[_FLAGS] = " ".join(filter(None, more))
     for copy in () if has_avx512() else copies:
-        # The module of older versions is elsewhere.
-        module = copy._cpu._compiler if hasattr(copy, "_cpu") else copy._backends.cpu.compiler
+        module = copy._backends.cpu.compiler
         identity = re.sub(r"\bavx512\w*", "", module.cpu_identity())
         module.cpu_identity = lambda text=identity: text
 

@@ -128,7 +128,7 @@ def regime(build: KernelBuild) -> str:
 
 def staged_rows(macros: dict[str, str]) -> int:
     """Return how many rows of each team are copied to shared memory while it computes one."""
-    return int(macros.get("STAGES", 2 if macros.get("ASYNC_COPIES") == "true" else 0))
+    return int(macros.get("STAGES", 0))
 
 
 def _sharing(macros: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from bench.report.records import read_csv
 from bench.timing.rows import Row
 
 _OF_A_RUN = ("device", "driver", "threads", "versions", "commit")
-_ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,10 @@ def test_cupy_arrays_of_another_dtype_or_unaligned_are_refused():
 
 
 def test_a_dtype_may_be_any_frameworks_own():
-    modules = [pytest.importorskip(name) for name in ("torch", "jax.numpy")]
+    modules = [
+        pytest.importorskip(name, reason=f"{name} is not installed")
+        for name in ("torch", "jax.numpy")
+    ]
     for name in ("float16", "bfloat16", "float32", "float64"):
         own = np.dtype(getattr(ml_dtypes, name, name))
         for spec in [name, own, own.type, *(getattr(module, name) for module in modules)] * 2:

@@ -33,7 +33,9 @@ def freed():
 
 
 def d_tensor():
-    distributed = pytest.importorskip("torch.distributed.tensor")
+    distributed = pytest.importorskip(
+        "torch.distributed.tensor", reason="this PyTorch has no DTensor"
+    )
     return torch.Tensor._make_subclass(distributed.DTensor, x())
 
 

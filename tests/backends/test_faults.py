@@ -45,8 +45,10 @@ KILLS_CHILD = (
     "kill -9 $child; wait $!; exit $?"
 )
 MANY_ERRORS = 'for n in $(seq 29); do echo "norm.cpp:$n: error: number $n" >&2; done; exit 1'
-ADVICE = "cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "
-ADVICE = f"(?s){{}}.*{ADVICE}CUNORM_CACHE_DIR name a folder"
+ADVICE = (
+    "(?s){}.*cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "
+    "CUNORM_CACHE_DIR name a folder"
+)
 # Of each fault: the options of the compiles that have it, what a shell script does, and the error.
 COMPILERS = {
     "hangs": ("", CHILD, r"^cunorm ended .*, as it was not done after 3 seconds: .*\n.*/compiler "),

@@ -88,7 +88,7 @@ def test_without_needed_gradients_nothing_is_compiled(loads):
 def test_a_bar_counts_the_builds_unless_disabled_or_without_tqdm(
     loads, monkeypatch, capsys, without
 ):
-    pytest.importorskip("tqdm")
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
     if without == "tqdm":
         for name in ("tqdm", "tqdm.auto"):
             monkeypatch.setitem(sys.modules, name, None)

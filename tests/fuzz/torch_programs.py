@@ -50,7 +50,7 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
     way: str = "backward"
     wraps: tuple[str, ...] = ()
-    forms: dict[str, str] = {}  # noqa: RUF012  # of leaves that are not plain
+    forms: dict[str, str] = {}  # noqa: RUF012  # of leaves that are not plain; no code changes it
     frozen: tuple[str, ...] = ()  # leaves without gradient
     dtype: str = "float32"
     parameters: str = "float32"  # the dtype of parameters

@@ -83,8 +83,13 @@ def scanned(layer):
 
 def of_both(layer):
     """Return a layer that runs on x and on -x, and leaves out the first weight for one of them."""
-    other = lambda x, w, v: layer(x, v, v)  # noqa: E731
-    chosen = lambda x, w, v: jax.lax.cond(x.sum() > 0, layer, other, x, w, v)  # noqa: E731
+
+    def other(x, w, v):
+        return layer(x, v, v)
+
+    def chosen(x, w, v):
+        return jax.lax.cond(x.sum() > 0, layer, other, x, w, v)
+
     batch = jax.vmap(chosen, (0, None, None))
     return lambda x, w, v: batch(jnp.stack([x, -x]), w, v).sum(0)
 
@@ -189,8 +194,13 @@ def test_a_flax_net_whose_last_norm_is_frozen_trains_the_others():
             return x
 
     x, *scales = drawn((3, 8), *[8] * 5)
-    is_trained = lambda path, value: isinstance(value, nnx.Param) and path[1] != 4  # noqa: E731
-    loss = lambda net: ((net(x) - jnp.arange(24.0).reshape(3, 8)) ** 2).mean()  # noqa: E731
+
+    def is_trained(path, value):
+        return isinstance(value, nnx.Param) and path[1] != 4
+
+    def loss(net):
+        return ((net(x) - jnp.arange(24.0).reshape(3, 8)) ** 2).mean()
+
     derive = nnx.grad(loss, argnums=nnx.DiffState(0, is_trained))
     norms = (cunorm.jax.rms_norm, lambda x, scale: jax_formulas.rms_norm(x, scale[...]))
     found, right = (jax.tree.leaves(derive(Net(norm, scales))) for norm in norms)

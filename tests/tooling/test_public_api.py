@@ -65,7 +65,8 @@ PARTS = (*MODULES, *(f"python -m cunorm {command}" for command in ("demo", "info
 @pytest.mark.parametrize("part", PARTS)
 def test_the_public_api_is_that_of_the_list(part):
     if part in ("cunorm.torch", "cunorm.jax"):
-        pytest.importorskip(part.removeprefix("cunorm."))
+        library = part.removeprefix("cunorm.")
+        pytest.importorskip(library, reason=f"{library} is not installed")
     listed = [
         line
         for line in LIST.read_text("utf-8").splitlines()

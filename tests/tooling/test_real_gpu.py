@@ -61,7 +61,7 @@ LOST = "after test_it.py::test_2_loses_the_gpu this process cannot use the GPU a
 
 
 def test_a_worker_that_has_lost_the_gpu_ends_and_another_runs_the_tests_that_are_left(tmp_path):
-    pytest.importorskip("xdist")
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     done = run_with_a_lost_gpu(tmp_path, "-n", "1")
     assert LOST in done.stderr
     assert "assert not cupy.is_lost" in done.stdout  # the failure itself is reported

@@ -37,7 +37,7 @@ MYPY = ("--strict", "--follow-imports=silent", "--cache-dir=/dev/null")
 @pytest.mark.parametrize(("checker", "options"), [("mypy", MYPY), ("pyright", ())])
 def test_a_type_checker_finds_the_errors_of_the_script_and_no_others(checker, options, tmp_path):
     for name in (checker, "torch", "jax"):
-        pytest.importorskip(name)
+        pytest.importorskip(name, reason=f"{name} is not installed")
     (tmp_path / "mypy.ini").write_text(CONFIG)
     options += (f"--config-file={tmp_path / 'mypy.ini'}",) if options else ()
     found = python("-m", checker, *options, SCRIPT, MYPYPATH=str(ROOT))
