@@ -6,7 +6,7 @@
 # The steps take seven minutes: describe the machine; run smoke tests, each in its own process;
 # compile all kernels in parallel; run the tests marked gpu; run compute-sanitizer, if it is
 # installed; time cunorm, PyTorch and a plain copy. The steps of --second take four minutes: time
-# torch.compile and, if they are installed, Liger-Kernel, fla-core and QuACK; test the row norms
+# torch.compile and, if they are installed, Liger-Kernel, fla-core and QuACK; test the norms
 # without the features of cunorm/_core/caps.py. --dry-run only prints the commands.
 #
 # OUT_DIR gets a CSV for each set of timings, and one log, which ends with a line for each step. All
