@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +17,16 @@ from tests.arguments.wrong_memory import (
     UNWRITABLE,
     workspace_cases,
 )
-from tests.support.calls import FUNCTIONS, arrays_of, assert_same, call_of, fields, names, to
+from tests.support.calls import (
+    FUNCTIONS,
+    arrays_of,
+    assert_same,
+    call_of,
+    fields,
+    names,
+    parameters_of,
+    to,
+)
 from tests.support.operands import at
 from tests.support.refused import Case, check_error, check_refused
 
@@ -123,23 +133,16 @@ def test_jax_arrays_are_refused_as_outputs_and_workspaces():
 
 def test_a_jax_tracer_is_refused_and_pointed_to_the_jax_front_end():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
-    for name in FUNCTIONS:
+    for name, transform in product(FUNCTIONS, (jax.jit, jax.grad, jax.vmap)):
         call = call_of(name)
-        match = rf"^{name}: \w+ is a JAX tracer.+use cunorm\.jax there"
-        with pytest.raises(TypeError, match=match):
-            jax.jit(lambda arrays, call=call: call.make(**arrays))(arrays_of(call.arrays))
+        with pytest.raises(TypeError, match=rf"^{name}: x is a JAX tracer.+use cunorm\.jax there"):
+            transform(lambda x, call=call: call.make(x=x))(call.arrays["x"])
 
 
-TRACED = {  # for each function: some scalars, and what is expected
-    "rms_norm": {
-        "eps": "a number",
-        "axis": "an int",
-        "groups": "an int",
-        "weight_offset": "a number",
-        "round_before_weight": "True or False",
-    },
-    "normalize": {"c": "a number", "center": "True or False"},
-    "group_norm": {"num_groups": "an int", "channel_axis": "an int", "eps": "a number"},
+SCALARS = {
+    **dict.fromkeys(("eps", "c", "weight_offset"), "a number"),
+    **dict.fromkeys(("axis", "groups", "num_groups", "channel_axis"), "an int"),
+    **dict.fromkeys(("center", "round_before_weight"), "True or False"),
 }
 REMEDY = "under jax.jit, bind it with functools.partial or name it in static_argnames"
 
@@ -148,30 +151,16 @@ def test_traced_scalars_are_refused_with_a_remedy():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     import cunorm.jax
 
-    x, weight = np.ones((2, 8), np.float32), np.ones(8, np.float32)
-    for name, scalars in TRACED.items():
-        bound = {"num_groups": 2} if name == "group_norm" else {}
-        compiled = jax.jit(partial(getattr(cunorm.jax, name), **bound))
-        for scalar, expected in scalars.items():
-            text = f"{scalar} is traced by JAX, expected {expected}: {REMEDY}"
-            call = partial(compiled, x, weight=weight, **{scalar: 1})
-            check_error(Case(name, TypeError, text, {}), call)
-    forgotten = Case(
-        "group_norm", TypeError, f"num_groups is traced by JAX, expected an int: {REMEDY}", {}
-    )
-    check_error(forgotten, partial(jax.jit(cunorm.jax.group_norm), x, weight))
+    for name in cunorm.jax.__all__:
+        call = call_of(name)
+        for scalar in SCALARS.keys() & parameters_of(name):
+            bound = {key: value for key, value in call.options.items() if key != scalar}
+            compiled = jax.jit(partial(getattr(cunorm.jax, name), **bound))
+            text = f"{scalar} is traced by JAX, expected {SCALARS[scalar]}: {REMEDY}"
+            given = arrays_of(call.arrays) | {scalar: 1}
+            check_error(Case(name, TypeError, text, {}), partial(compiled, **given))
     wrong = Case("rms_norm", TypeError, "eps is [1.0], expected a number", {})
-    check_error(wrong, partial(cunorm.jax.rms_norm, x, eps=[1.0]))
-
-
-def test_symbolic_sizes_are_refused():
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    import cunorm.jax
-
-    (size,) = jax.export.symbolic_shape("b")
-    x = jax.ShapeDtypeStruct((size, 8), "float32")
-    with pytest.raises(TypeError, match=r"^rms_norm: x has shape \(b, 8\), expected sizes that "):
-        jax.export.export(jax.jit(cunorm.jax.rms_norm))(x)
+    check_error(wrong, partial(cunorm.jax.rms_norm, np.ones((2, 8), np.float32), eps=[1.0]))
 
 
 # --- other devices --------------------------------------------------------------------------------

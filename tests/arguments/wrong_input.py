@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from itertools import chain
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -23,12 +24,11 @@ from tests.support.operands import DTYPES as NUMPY_DTYPES
 from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
-GRADIENTS = ["group_norm_backward"]
 # Each is a `kind` for `wrong`: types that give a ValueError, and the text of a TypeError or None.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
-NO_NUMBERS = ["1", None, 1j, True, (), np.ones(1)]
+NO_NUMBERS = [INF, 10**400, "1", None, 1j, True, (), np.ones(1)]
 NO_INTS = [True, False, 2.0, "2", [2], (), np.True_, None, np.ones(8)]
 NO_NAMES = [1, b"silu", ["silu"], False, np.tanh]
 NO_BOOLS = [1, 0, None, "yes", np.True_, []]
@@ -43,7 +43,6 @@ COMPUTE = {
     "row": "the compute type: float64 if x, its residual stream or x_dtype is, else float32",
     "group": "the compute type: float64 if x is, else float32",
 }
-FIRST = "x.shape[1] (channel_axis=-1 is for channels last)"
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
@@ -71,15 +70,6 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
         yield case._replace(change=case.change | {"gate": None})
 
 
-def without_gate(position: str, activation: str) -> Cases:
-    """Yield the error for an option of gates in a call without a gate."""
-    change = {"gate": None, "gate_position": position, "gate_activation": activation}
-    text = f"gate_position is {position!r}, expected 'post' as gate is None"
-    if position == "post":
-        text = f"gate_activation is {activation!r}, expected 'silu' as gate is None"
-    yield from each(functions_taking("gate"), ValueError, text, **change)
-
-
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
     """Yield an error for each argument and each wrong shape."""
     for argument in arguments.split():
@@ -89,49 +79,81 @@ def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) 
             yield from each(accepting, ValueError, text, **more | {argument: wrong})
 
 
+def hint_of(name: str, operand: str) -> str:
+    """Return how an error says what the shape of an operand or a result has to match."""
+    is_group = name in GROUP_NORMS
+    if operand in ("weight", "bias"):
+        return f", one for each channel, {LAST}" if is_group else " to match x.shape[-1]"
+    if operand in ("mean", "rstd"):
+        return f", one element for each {'group of each sample' if is_group else 'row of x'}"
+    return ", the shape of x"
+
+
+def shapes() -> Cases:
+    """Yield errors for shapes that differ a little from the right one, and for those of scalars."""
+    for name, key, array in arrays():
+        right, ones = array.shape, (1,) * array.ndim
+        for shape in ((), ones, (*right, 1), (1, *right), (*right[:-1], right[-1] - 1)):
+            is_narrower = key in ("residual", "gate") and shape in ((), ones)
+            hint = hint_of(name, key) + (EXPAND if is_narrower else "")
+            if key != "x":
+                yield from shaped([name], key, [shape], f"{right}{hint}")
+
+
 def other_order() -> Cases:
     """Yield errors for arrays with the shape of another argument, and for dy with one more axis."""
-    of_x, of_row = "(5, 8), the shape of x", "(8,) to match x.shape[-1]"
+    of_row = "(8,) to match x.shape[-1]"
     for name in ROWS:
         has_order, taken = name.startswith("add_"), parameters_of(name)
         order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
         for argument in taken & {"weight", "bias"}:
             yield from shaped([name], argument, [(5, 8)], of_row + order)
         both = f"{order}, or {EXPAND.removeprefix(': ')}" if has_order else EXPAND
-        yield from shaped([name], "residual", [(8,)], of_x + both)
-        yield from shaped([name], "gate", [(8,)], of_x + EXPAND)
+        yield from shaped([name], "residual", [(8,)], LIKE_X + both)
+        yield from shaped([name], "gate", [(8,)], LIKE_X + EXPAND)
         order = f": the order is {name}(dy, x, ...)"
-        yield from shaped([name], "dy", [(8,)], of_x + order)
-        yield from shaped([name], "dy", [(2, 5, 8)], of_x)
+        yield from shaped([name], "dy", [(8,)], LIKE_X + order)
+        yield from shaped([name], "dy", [(2, 5, 8)], LIKE_X)
 
 
-def rows(x: Any, width: int, axis: int = -1) -> Cases:
-    text = f"x of shape {x.shape} has rows of {width} elements (axis {axis}), {OF_X}"
-    yield from each(ROWS, ValueError, text, x=x, axis=axis)
+def rows() -> Cases:
+    empty_rows = [(empty(*shape), -1, 0) for shape in ((3, 0), (0, 0), (0,))]
+    for x, axis, width in [*empty_rows, (HALF, -1, 2**31), (SQUARE, 0, 2**31)]:
+        text = f"x of shape {x.shape} has rows of {width} elements (axis {axis}), {OF_X}"
+        yield from each(ROWS, ValueError, text, x=x, axis=axis)
 
 
-def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
-    got = f"{channels} channels (channel_axis {axis}) of {positions} positions"
-    text = f"x has shape {x.shape}: {got}, {OF_X} channels of at least one position"
-    yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
+def channels() -> Cases:
+    for x, axis, count, positions in [
+        (empty(3, 5, 0), -1, 0, 5),
+        (empty(3, 1, 0), -1, 0, 1),
+        (empty(3, 0, 5), 1, 0, 5),
+        (empty(3, 0), -1, 0, 1),
+        (empty(3, 8, 4, 0), 1, 8, 0),
+        (empty(0, 0, 8), -1, 8, 0),
+        (HALF, -1, 2**31, 1),
+    ]:
+        got = f"{count} channels (channel_axis {axis}) of {positions} positions"
+        text = f"x has shape {x.shape}: {got}, {OF_X} channels of at least one position"
+        yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
 
 
-def few_channels(shape: tuple[int, ...], axis: int, size: str) -> Cases:
-    """Yield errors for groups and parameters that do not fit 8 channels; `size` names the axis."""
-    change = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
-    text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
-    named = functions_taking("num_groups")
-    yield from each(named, ValueError, text, num_groups=7, **change)
-    for key in ("weight", "bias"):
-        text = f"{key} has shape (5,), expected (8,), one for each channel, {size}"
-        alone = {"weight": None, "bias": None} | {key: np.ones(5, "f4")}
-        yield from each(GROUP_NORMS, ValueError, text, **change, **alone)
-
-
-def far_axis() -> Cases:
-    for axis in (0, -2):
-        text = f"groups is 2 and axis is {axis}, expected axis -1 with groups"
-        yield from each(functions_taking("groups"), ValueError, text, groups=2, axis=axis)
+def few_channels() -> Cases:
+    """Yield errors for groups and parameters that do not fit 8 channels; they name the axis."""
+    flat = "x.shape[-1]"
+    for shape, axis, size in [
+        ((3, 8, 5), 1, "x.shape[1] (channel_axis=-1 is for channels last)"),
+        ((3, 8), 1, flat),
+        ((3, 8), -1, flat),
+        ((3, 5, 8), -1, LAST),
+    ]:
+        x = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
+        text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
+        yield from each(functions_taking("num_groups"), ValueError, text, num_groups=7, **x)
+        for key in ("weight", "bias"):
+            text = f"{key} has shape (5,), expected (8,), one for each channel, {size}"
+            alone = {"weight": None, "bias": None} | {key: np.ones(5, "f4")}
+            yield from each(GROUP_NORMS, ValueError, text, **x, **alone)
 
 
 def empty(*shape: int) -> Any:
@@ -154,7 +176,7 @@ def dtypes() -> Cases:
 
 
 def dtype_options() -> Cases:
-    shown = [("int8", "'int8'"), ("float8_e4m3", "'float8_e4m3'"), (float, float), (3, 3)]
+    shown = [("int8", "'int8'"), ("fp8", "'fp8'"), (float, float), (3, 3)]
     shown += [(np.int32, "int32"), (np.dtype("u1"), "uint8"), (np.dtype(">f4"), ">f4")]
     for key in ("dtype", "residual_dtype", "x_dtype"):
         for given, text in shown:
@@ -221,103 +243,72 @@ def meant_otherwise() -> Cases:
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
 AXES = [1.0, None, (1,), (), True, "last"]
-WRONG_NAMES = ["relu6", "SiLU", "silu ", "", *NO_NAMES]
-NEEDS = [("x", "y"), ["dx"], ("",), ({},), (np.array(["x"]),)]
+WRONG_NAMES = ["swiglu", "SiLU", "silu ", "", *NO_NAMES]
+NEEDS = [("x", "y"), ("z",), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
-STATISTICS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"groups": 2}
-FEW_CHANNELS = [
-    ((3, 8, 5), 1, FIRST),
-    ((3, 8), 1, "x.shape[-1]"),
-    ((3, 8), -1, "x.shape[-1]"),
-    ((3, 5, 8), -1, LAST),
-]
-OF_ROW, OF_SAMPLE = (
-    f"one element for each {unit}" for unit in ("row of x", "group of each sample")
-)
-NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
-RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
-NO_CENTER = "mean is given, expected None: center is False"
+FLAGS = ("round_before_weight", "center", "accumulate")
+NO_GATE = {"gate": None, "gate_position": "post", "gate_activation": "silu"}
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"
-# A title may occur several times; the table joins the cases of a title.
-PARTS: list[tuple[str, Iterable[Case]]] = [
-    ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
-    ("c", wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])),
-    ("weight_offset", wrong("weight_offset", REAL, FINITE, [NAN, -INF, 10**400, *NO_NUMBERS])),
-    ("weight_offset", each(functions_taking("weight_offset"), ValueError, NO_WEIGHT, weight=None)),
-    ("flags", wrong("round_before_weight", BOOL, "True or False", NO_BOOLS)),
-    ("flags", wrong("center", BOOL, "True or False", NO_BOOLS)),
-    ("flags", wrong("accumulate", BOOL, "True or False", NO_BOOLS)),
-    ("axis", wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])),
-    ("groups", wrong("groups", INT, f"{DIVISOR} width of a row", INTS)),
-    ("groups", wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS)),
-    ("groups before the last axis", far_axis()),
-    ("channel_axis", wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, *AXES])),
-    ("activation", gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None])),
-    ("activation", wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES)),
-    ("gate_position", gated("gate_position", POSITIONS, ["before", "Pre", "", None, 0, ("pre",)])),
-    ("needs", wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, functions_taking("needs", "gate"))),
-    ("needs", wrong("needs", TUPLE, NAMES, [("gate",), *NEEDS], GRADIENTS)),
-    ("shape of rows", shaped(ROWS, "residual", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
-    ("shape of rows", shaped(ROWS, "gate", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
-    *(
-        ("shape of rows", shaped(ROWS, "residual gate", [shape], f"(5, 8), the shape of x{EXPAND}"))
-        for shape in ((1, 8), (5, 1), (1,), ())
-    ),
-    ("another order", other_order()),
-    ("shape of rows", shaped(ROWS, "dy d_residual", [(5, 1), ()], "(5, 8), the shape of x")),
-    ("shape of rows", shaped(ROWS, "dy", [(1, 8), (5, 8, 1)], "(5, 8), the shape of x")),
-    ("shape of rows", shaped(GROUP_NORMS, "dy", [(3, 8, 1), (8, 8)], "(3, 8, 8), the shape of x")),
-    *(
-        ("shape of parameters", shaped(names, "weight bias", [(5,), (1, 8), (), (4, 8)], expected))
-        for names, expected in (
-            (ROWS, "(8,) to match x.shape[-1]"),
-            (GROUP_NORMS, f"(8,), one for each channel, {LAST}"),
-        )
-    ),
-    *(("number of channels", few_channels(*case)) for case in FEW_CHANNELS),
-    ("shape of parameters", shaped(ROWS, "weight", [(8,)], "(5, 8) to match x.shape[-2:]", axis=0)),
-    *(
-        ("shape of statistics", shaped(names, "mean rstd", shapes, expected, **more))
-        for names, shapes, expected, more in (
-            (BACKWARDS, [(5, 1), (8,), (), (1,)], f"(5,), {OF_ROW}", {}),
-            (BACKWARDS, [(10,), (2, 5), (5, 1)], f"(5, 2), {OF_ROW}", STATISTICS),
-            (GROUP_NORMS, [(3,), (3, 8), (4, 3), (12,)], f"(3, 4), {OF_SAMPLE}", {}),
-        )
-    ),
-    ("no mean", each(["normalize_backward"], ValueError, NO_MEAN, mean=None)),
-    ("no mean", each(["normalize_backward"], ValueError, NO_CENTER, center=False)),
-    ("no mean", each(["layer_norm_backward"], ValueError, NO_MEAN, mean=None)),
-    *(("no gate", without_gate(*case)) for case in (("pre", "silu"), ("post", "relu"))),
-    ("axes of x", shaped(ROWS, "x", [()], "at least one axis")),
-    ("axes of x", shaped(GROUP_NORMS, "x", [(), (8,)], "at least two axes: samples and channels")),
-    *(("empty rows", rows(empty(*shape), 0)) for shape in ((3, 0), (0, 0), (0,))),
-    *(("no channels", channels(empty(*shape), 0, shape[1])) for shape in ((3, 5, 0), (3, 1, 0))),
-    ("no channels", channels(empty(3, 0, 5), 0, 5, axis=1)),
-    ("no channels", channels(empty(3, 0), 0, 1)),
-    ("no positions", channels(empty(3, 8, 4, 0), 8, 0, axis=1)),
-    ("no positions", channels(empty(0, 0, 8), 8, 0)),
-    ("too wide", rows(HALF, 2**31)),
-    ("too wide", rows(SQUARE, 2**31, 0)),
-    ("too wide", channels(HALF, 2**31, 1)),
-    ("dtype of arrays", dtypes()),
-    ("dtype options", dtype_options()),
-    (
-        "residual_dtype",
-        each(
-            functions_taking("residual_dtype"), ValueError, RESIDUAL_DTYPE, residual_dtype="float16"
-        ),
-    ),
-    ("dtype of statistics", dtypes_of_statistics()),
-    ("no array", no_arrays()),
-    ("what to pass instead", meant_otherwise()),
-]
-
-
-def table_of(parts: Iterable[tuple[str, Iterable[Case]]]) -> Table:
-    table: Table = {}
-    for title, cases in parts:
-        table.setdefault(title, []).extend(cases)
-    return table
-
-
-TABLE = table_of(PARTS)
+NO_GROUPS = "groups is 2 and axis is {}, expected axis -1 with groups"
+CONFLICTS: dict[str, dict[str, Any]] = {
+    "weight_offset is 1.0, expected 0 without a weight": {"weight": None, "weight_offset": 1.0},
+    "gate_position is 'pre', expected 'post' as gate is None": NO_GATE | {"gate_position": "pre"},
+    "gate_activation is 'tanh', expected 'silu' as gate is None": NO_GATE
+    | {"gate_activation": "tanh"},
+    NO_GROUPS.format(0): {"groups": 2, "axis": 0},
+    NO_GROUPS.format(-2): {"groups": 2, "axis": -2},
+    "residual has dtype float32, expected bfloat16, that of residual_dtype": {
+        "residual_dtype": "bfloat16"
+    },
+    "mean is given, expected None: center is False": {"mean": np.ones(5, "f4"), "center": False},
+    NO_MEAN: {"mean": None, "axis": 1},  # a group norm, which has no axis, always has a mean
+}
+GROUPS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"groups": 2}
+LIKE_X, OF_ROW = "(5, 8), the shape of x", "(5, 2), one element for each row of x"
+# For each title: generators of cases.
+PARTS: dict[str, list[Iterable[Case]]] = {
+    "eps": [wrong("eps", REAL, f"{FINITE} of at least 0", [-1, -1e-6, NAN, *NO_NUMBERS])],
+    "c": [wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])],
+    "weight_offset": [wrong("weight_offset", REAL, FINITE, [NAN, -INF, *NO_NUMBERS])],
+    "flags": [wrong(flag, BOOL, "True or False", NO_BOOLS) for flag in FLAGS],
+    "axis": [wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])],
+    "groups": [
+        wrong("groups", INT, f"{DIVISOR} width of a row", INTS),
+        wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS),
+    ],
+    "channel_axis": [wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, *AXES])],
+    "activation": [
+        gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None]),
+        wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES),
+    ],
+    "gate_position": [gated("gate_position", POSITIONS, ["before", "Pre", "", None, 0, ("pre",)])],
+    "needs": [
+        wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, functions_taking("needs", "gate")),
+        wrong("needs", TUPLE, NAMES, [("gate",), *NEEDS], ["group_norm_backward"]),
+    ],
+    "options together": [
+        each(functions_taking(*change), ValueError, text, **change)
+        for text, change in CONFLICTS.items()
+    ],
+    "shapes": [
+        shapes(),
+        shaped(ROWS, "residual gate", [(1, 8), (5, 1), (1,)], LIKE_X + EXPAND),
+        shaped(ROWS, "dy d_residual", [(1, 8), (5, 1)], LIKE_X),
+        shaped(ROWS, "weight", [(8,)], "(5, 8) to match x.shape[-2:]", axis=0),
+        shaped(BACKWARDS, "mean rstd", [(10,), (2, 5), (5, 1)], OF_ROW, **GROUPS),
+    ],
+    "another order": [other_order()],
+    "number of channels": [few_channels()],
+    "sizes of x": [
+        shaped(ROWS, "x", [()], "at least one axis"),
+        shaped(GROUP_NORMS, "x", [(), (8,)], "at least two axes: samples and channels"),
+        rows(),
+        channels(),
+    ],
+    "dtype of arrays": [dtypes()],
+    "dtype options": [dtype_options()],
+    "dtype of statistics": [dtypes_of_statistics()],
+    "no array": [no_arrays()],
+    "what to pass instead": [meant_otherwise()],
+}
+TABLE: Table = {title: [*chain(*parts)] for title, parts in PARTS.items()}

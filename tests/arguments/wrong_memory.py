@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cunorm import AddNorm, GroupNormForward, NormForward, NormGrads
-from tests.arguments.wrong_input import COMPUTE, DTYPES, NO_ARRAY, Cases, table_of
+from tests.arguments.wrong_input import COMPUTE, DTYPES, NO_ARRAY, Cases, hint_of
 from tests.support.calls import (
     FUNCTIONS,
     GROUP_NORMS,
@@ -75,7 +75,7 @@ def outputs() -> list[Output]:
 OUTPUTS = outputs()
 
 
-def other_types() -> Cases:
+def types() -> Cases:
     tuples = (AddNorm(), NormForward(), NormGrads(), GroupNormForward())
     for name in FUNCTIONS:
         result = call_of(name).result
@@ -89,10 +89,8 @@ def other_types() -> Cases:
 
 def shapes() -> Cases:
     for output in OUTPUTS:
-        right, more = output.right.shape, ""
-        if output.is_group_norm() and output.field not in ("dweight", "dbias"):
-            each = "one element for each group of each sample"
-            more = f", {each if output.field in STATISTICS else 'the shape of x'}"
+        right, is_sum = output.right.shape, output.field in ("dweight", "dbias")
+        more = hint_of(output.name, output.field) if output.is_group_norm() and not is_sum else ""
         for shape in ((3,), (*right, 1), (1, *right[1:])):
             text = f"has shape {shape}, expected {right}{more}"
             yield output.case(VALUE, text, np.zeros(shape, "f4"))
@@ -238,19 +236,7 @@ def too_small() -> Cases:
             yield Case(name, VALUE, text, {"workspace": aligned(size - 4)})
 
 
-TABLE = table_of(
-    [
-        ("out of another type", other_types()),
-        ("shape of out", shapes()),
-        ("strides of out", strides()),
-        ("out that overlaps itself", sharing()),
-        ("dtype of out", dtypes()),
-        ("absent results", absent()),
-        ("out that cannot be written to", unwritable()),
-        ("accumulate", accumulators()),
-        ("strides of a workspace", views()),
-        ("memory of a workspace", unusable()),
-        ("workspace of no numbers", no_numbers()),
-        ("size of a workspace", too_small()),
-    ]
-)
+PARTS = (types, shapes, strides, sharing, dtypes, absent, unwritable, accumulators)
+OF_WORKSPACES = (views, unusable, no_numbers, too_small)
+TABLE = {f"{make.__name__} of out": [*make()] for make in PARTS}
+TABLE |= {f"{make.__name__} of a workspace": [*make()] for make in OF_WORKSPACES}

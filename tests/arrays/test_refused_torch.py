@@ -26,19 +26,6 @@ def imaginary():
     return x().to(torch.complex64).conj()
 
 
-def freed():
-    tensor = x()
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
-def d_tensor():
-    distributed = pytest.importorskip(
-        "torch.distributed.tensor", reason="this PyTorch has no DTensor"
-    )
-    return torch.Tensor._make_subclass(distributed.DTensor, x())
-
-
 def fake(f):
     with FakeTensorMode():
         f(x())
@@ -49,7 +36,6 @@ UNRECORDED = r"requires grad.*cunorm\.torch, torch\.no_grad\(\) or x\.detach\(\)
 TYPE, VALUE = TypeError, ValueError
 # For each case: how to create the tensor, the error, and its message.
 REFUSED = {
-    "requires grad": (lambda: x().requires_grad_(), VALUE, UNRECORDED),
     "a parameter": (lambda: torch.nn.Parameter(x()), VALUE, UNRECORDED),
     "int32": (lambda: x().int(), TYPE, "x has dtype int32, expected float16"),
     "float8": (lambda: x().to(torch.float8_e5m2), TYPE, "dtype float8_e5m2, expected"),
@@ -72,14 +58,12 @@ REFUSED = {
         VALUE,
         r"on device meta, expected cpu or cuda: use cunorm\.torch, which takes meta tensors$",
     ),
-    "freed": (freed, VALUE, "no memory behind it"),
     "zeros": (lambda: torch._efficientzerotensor((3, 4)), VALUE, r"no memory.*x\.clone\(\)"),
     "unaligned": (
         lambda: torch.frombuffer(bytearray(13), dtype=torch.float32, offset=1),
         VALUE,
         r"no multiples of .*x\.clone\(\)$",
     ),
-    "DTensor": (d_tensor, TYPE, r"\.DTensor, .*x\.to_local\(\)"),
 }
 # Contexts in which a function gets tensors that represent other tensors.
 INSIDE = {
