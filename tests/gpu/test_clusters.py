@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.bounds import check_backward, check_forward
-from tests.support.gpu_arrays import OnCupy, get_all, put_all
+from tests.support.bounds import check_forward
+from tests.support.cases import Call, call_of
+from tests.support.gpu_arrays import OnCupy
 from tests.support.internals import KernelBuild, Launch, _cuda
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.remembered import clear_plans
 
 pytestmark = pytest.mark.gpu
+KERNELS = ("row_norm_forward", "row_norm_backward")
 
 # Widths, and the number of blocks that share a float32 row in a forward and in a backward. Rows of
 # the last width are streamed; in a backward, rows of the last three widths are.
@@ -81,31 +84,11 @@ def rows_of(width: int) -> int:
     return 3 if softgpu.is_loaded() else 2_500_000 // width
 
 
-def drawn(shape: tuple[int, int], dtype: str, *, gate: bool = False) -> dict:
-    names = ("x", "residual", "dy", "d_residual", *(("gate",) if gate else ()))
-    given = {name: draw(name, shape, dtype) for name in names}
-    return given | {name: draw(name, shape[1], dtype) for name in ("weight", "bias")}
-
-
-def run(on: dict, norm: dict):
-    """Run a forward with every operand, and its backward."""
-    parameters = {name: on[name] for name in ("weight", "bias", "gate") if name in on}
-    forward = cunorm.normalize_forward(on["x"], residual=on["residual"], **parameters, **norm)
-    statistics = {name: getattr(forward, name) for name in ("mean", "rstd")}
-    given = {**parameters, **statistics, "d_residual": on["d_residual"], **norm}
-    return forward, cunorm.normalize_backward(on["dy"], forward.residual, **given)
-
-
-def check(given: dict, norm: dict) -> None:
-    """Check both directions against the oracle."""
-    gpu = OnCupy()
-    forward, grads = (get_all(gpu, result) for result in run(put_all(gpu, given), norm))
-    options = norm | {"gate": given.get("gate"), "eps": 1e-6}
-    parameters = (given["weight"], given["bias"])
-    check_forward(forward, given["x"], *parameters, given["residual"], **options)
-    back = (given["dy"], forward.residual, *parameters, given["d_residual"])
-    worst = check_backward(grads, *back, **options)
-    assert worst.keys() >= {"dx", "dweight", "dbias"}
+def call(kernel: str, rows: int, width: int, dtype: str, **more: Any) -> Call:
+    """Return a call with every operand but a gate."""
+    case = {"shape": (rows, width), "stream": f"+ {dtype}", "center": True}
+    case |= dict.fromkeys(("x", "weight", "bias", "dy", "d_residual"), dtype)
+    return call_of(kernel, case | more)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -114,11 +97,11 @@ def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
     if softgpu.is_loaded() and dtype != "float32" and width != 20001:
         pytest.skip("the software GPU is not quick enough")
     for rows in (rows_of(width),) if softgpu.is_loaded() else (1, rows_of(width)):
-        with at(f"{rows} rows"):
-            check(drawn((rows, width), dtype), {"center": True})
-    if dtype == "float32":
-        assert_cluster(launched, "row_norm_forward", SIZES[width][0])
-        assert_cluster(launched, "row_norm_backward", SIZES[width][1])
+        for kernel, blocks in zip(KERNELS, SIZES[width], strict=True):
+            with at(kernel, f"{rows} rows"):
+                call(kernel, rows, width, dtype).check()
+                if dtype == "float32":
+                    assert_cluster(launched, kernel, blocks)
 
 
 @pytest.mark.parametrize(
@@ -127,58 +110,52 @@ def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
 def test_clusters_of_8_add_in_the_same_order_where_none_of_16_fits(
     launched, monkeypatch, kernel, dtype
 ):
-    gpu = OnCupy()
-    given = put_all(gpu, drawn((2, 70002), dtype))
-    usual = run(given, {"center": True})
+    one = call(kernel, 2, 70002, dtype)
+    usual = one.run()
     assert_cluster(launched, kernel, 16)
     with monkeypatch.context() as patched:
         patched.setattr(_cuda, "fits_cluster", lambda one, device: one.build.cluster <= 8)
         clear_plans()
-        others = run(given, {"center": True})
+        other = one.run()
     assert cluster(launched, kernel) == 8
-    whole, other = (get_all(gpu, both[kernel == "row_norm_backward"]) for both in (usual, others))
-    for name in {"y", "residual", "mean", "rstd", "dx"} & set(whole._fields):
-        assert_same_bits(getattr(other, name), getattr(whole, name), name)
+    for name in {"y", "residual", "mean", "rstd", "dx"} & {*usual._fields}:
+        assert_same_bits(getattr(other, name), getattr(usual, name), name)
 
 
 @pytest.mark.parametrize(("position", "dtype"), [("pre", "float32"), ("post", "bfloat16")])
 def test_gated_groups_of_columns_are_right_in_clusters(launched, position, dtype):
-    for width in (20001,) if softgpu.is_loaded() else (20001, 32768):
-        norm = {"groups": 3, "gate_position": position}
-        rows = 2 if softgpu.is_loaded() else 7
-        check(drawn((rows, 3 * width), dtype, gate=True), norm)
-        assert cluster(launched, "row_norm_forward") > 1
-        assert cluster(launched, "row_norm_backward") > 1
+    more = {"groups": 3, "gate": dtype, "gate_position": position, "center": False}
+    rows = 2 if softgpu.is_loaded() else 7
+    for width, kernel in product((20001,) if softgpu.is_loaded() else (20001, 32768), KERNELS):
+        call(kernel, rows, width, dtype, **more).check()
+        assert cluster(launched, kernel) > 1
 
 
 @pytest.mark.parametrize("width", sizes())
 def test_a_row_of_a_cluster_does_not_depend_on_other_rows_and_repeats_to_the_bit(launched, width):
-    gpu = OnCupy()
-    given = drawn((4 if softgpu.is_loaded() else 40, width), "float32")
-    norm = {"center": True}
-    whole, repeated = (run(put_all(gpu, given), norm) for _ in range(2))
-    assert_cluster(launched, "row_norm_forward", SIZES[width][0])
-    one = {name: array[2:3] if array.ndim == 2 else array for name, array in given.items()}
-    alone = run(put_all(gpu, one), norm)
-    for results, same, part in zip(whole, repeated, alone, strict=True):
-        for name, array in get_all(gpu, results)._asdict().items():
-            if array is None:
-                continue
-            assert_same_bits(gpu.get(getattr(same, name)), array, name)
-            if name not in ("dweight", "dbias"):
-                assert_same_bits(gpu.get(getattr(part, name)), array[2:3], name)
+    rows = 4 if softgpu.is_loaded() else 40
+    for kernel, blocks in zip(KERNELS, SIZES[width], strict=True):
+        whole = call(kernel, rows, width, "float32")
+        results, repeated = whole.run(), whole.run()
+        assert_cluster(launched, kernel, blocks)
+        alone = call(kernel, rows, width, "float32", picked=[2]).run()
+        for name, array in results._asdict().items():
+            if array is not None:
+                assert_same_bits(getattr(repeated, name), array, name)
+                if name not in ("dweight", "dbias"):
+                    row = getattr(alone, name).reshape(array[2:3].shape)
+                    assert_same_bits(row, array[2:3], name)
 
 
 @pytest.mark.real_gpu("the software GPU runs one cluster at a time")
 def test_rows_are_right_where_not_all_clusters_run_at_a_time(launched):
     """The 4000 rows are copies of two rows, so the oracle checks only two results."""
-    gpu = OnCupy()
-    given = drawn((2, 65536), "bfloat16")
-    weight = gpu.put(given["weight"])
-    x = gpu.put(given["x"])
-    y = gpu.get(cunorm.rms_norm(x, weight))
-    check_forward(cunorm.NormForward(y), given["x"], given["weight"], None, eps=1e-6)
-    many = gpu.get(cunorm.rms_norm(gpu.cupy.tile(x.view("u2"), (2000, 1)).view(x.dtype), weight))
+    gpu, x, weight = OnCupy(), draw("x", (2, 65536), "bfloat16"), draw("w", 65536, "bfloat16")
+    two, parameter = gpu.put(x), gpu.put(weight)
+    y = gpu.get(cunorm.rms_norm(two, parameter))
+    check_forward(cunorm.NormForward(y), x, weight, None, eps=1e-6)
+    many = gpu.cupy.tile(two.view("u2"), (2000, 1)).view(two.dtype)
+    many = gpu.get(cunorm.rms_norm(many, parameter))
     assert cluster(launched, "row_norm_forward") == 4
     for row in (0, 1):
         assert_same_bits(many[row::2], y[[row] * 2000])
