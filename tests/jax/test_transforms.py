@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -204,14 +205,9 @@ OF_ONE = {
 }
 
 
-IN_TURN = [  # CI runs one norm in each loop
-    pytest.param(name, loop, marks=pytest.mark.exhaustive if (number + turn) % 2 else ())
-    for number, loop in enumerate(LOOPS)
-    for turn, name in enumerate(OF_ONE)
-]
-
-
-@pytest.mark.parametrize(("name", "loop"), IN_TURN)
+@pytest.mark.parametrize(
+    ("name", "loop"), [*product(["a weight"], LOOPS), ("channels", "a call"), ("channels", "vmap")]
+)
 def test_a_second_derivative_is_refused_wherever_the_norm_stands(name, loop):
     (x,) = drawn((2, 8))
     run = LOOPS[loop](OF_ONE[name])
