@@ -42,13 +42,6 @@ def test_the_drawings_are_those_of_the_script():
     assert drawn == there, "run python docs/drawings.py, which writes the drawings"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_drawings_of_a_page_are_there(page):
-    drawings = re.findall(r"\]\((\.\./_static/[^)]+)\)", page.read_text("utf-8"))
-    assert drawings
-    assert [drawing for drawing in drawings if not (page.parent / drawing).is_file()] == []
-
-
 def team_of(launch) -> tuple[str, str]:
     """Return the team of a launch's rows in words, and how many packs each thread has."""
     macros = dict(launch.build.macros)

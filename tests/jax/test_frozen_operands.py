@@ -102,32 +102,3 @@ def test_no_gradient_of_a_frozen_operand_is_computed(is_compiled, monkeypatch):
         if is_compiled:
             results = [len(one.results) for one in calls_of(derived, x, w, v)[-len(asked) :]]
             assert results == [len(names) for names in expected[argnums]]
-
-
-def test_a_flax_net_whose_last_norm_is_frozen_trains_the_others():
-    nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")
-
-    class Net(nnx.Module):
-        def __init__(self, norm, scales):
-            self.norm, self.scales = norm, nnx.List([nnx.Param(one) for one in scales])
-
-        def __call__(self, x):
-            for scale in self.scales:
-                x = self.norm(jnp.tanh(x), scale)
-            return x
-
-    x, *scales = drawn((3, 8), *[8] * 5)
-
-    def is_trained(path, value):
-        return isinstance(value, nnx.Param) and path[1] != 4
-
-    def loss(net):
-        return ((net(x) - jnp.arange(24.0).reshape(3, 8)) ** 2).mean()
-
-    derive = nnx.grad(loss, argnums=nnx.DiffState(0, is_trained))
-    norms = (cunorm.jax.rms_norm, lambda x, scale: jax_formulas.rms_norm(x, scale[...]))
-    found, right = (jax.tree.leaves(derive(Net(norm, scales))) for norm in norms)
-    assert len(found) == 4
-    for got, its in zip(found, right, strict=True):
-        assert np.abs(its).max() > 1e-3
-        np.testing.assert_allclose(got, its, **CLOSE)

@@ -18,11 +18,10 @@ from tests.support.operands import draw
 
 pytest.importorskip("jax", reason="JAX is not installed")
 import jax
-import jax.numpy as jnp
 
 import cunorm.jax
 from tests.support.gpus import limits_of
-from tests.support.internals import FLOAT32, MAX_SMS, Device, _dispatch, _driver
+from tests.support.internals import MAX_SMS, Device, _dispatch, _driver
 from tests.support.jax_frames import (
     CONTEXT,
     Api,
@@ -31,7 +30,6 @@ from tests.support.jax_frames import (
     _handler,
     _xla_structs,
     calls_of,
-    contiguous,
 )
 
 
@@ -45,12 +43,13 @@ def images(x, weight):
 
 def calls(function, *shapes, platform="cuda"):
     """Return the custom calls of forward and backward."""
-    found = calls_of(jax.grad(function, (0, 1)), *map(jnp.ones, shapes), platform=platform)
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    found = calls_of(jax.grad(function, (0, 1)), *arrays, platform=platform)
     assert len(found) == 2
     return found
 
 
-ROWS, IMAGES = (rows, (6, 32), 32), (images, (2, 300, 8), 8)
+ROWS, IMAGES = (rows, (6, 32), (32,)), (images, (2, 300, 8), (8,))
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
@@ -111,33 +110,19 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
     assert "4 arguments and 2 results, expected 4 and 3" in api.errors[0]
 
 
-@pytest.mark.parametrize("sms", [1, 132, 188, MAX_SMS, 1000])
-def test_no_gpu_needs_more_workspace_than_xla_reserves(sms):
-    cuda = Device("cuda", 0)
-    backward = Call.parse(calls(*ROWS)[1].text, cuda)
-    for count, width in product((1, 31, 5000, 10**6), (8, 1024, 5000, 70000)):
-        shapes = ((count, width), (count,), (width,))
-        x, statistic, row = (contiguous(shape, FLOAT32, cuda) for shape in shapes)
-        arrays = {"dy": x, "x": x, "rstd": statistic, "weight": row}
-        call = backward._replace(inputs=tuple(map(arrays.get, backward.op.inputs)))
-        check_workspace(call, limits_of("90", sm_count=sms))
+LARGE = [(rows, shape) for shape in product((1, 31, 5000, 10**6), (8, 1024, 5000, 70000))]
+LARGE += [(images, s) for s in ((3, 1, 4096), (2, 49, 2048), (2, 4096, 64), (1, 5003, 8))]
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 1, 4096), (2, 49, 2048), (2, 4096, 64), (1, 5003, 8)], ids=str
-)
-def test_no_gpu_needs_more_workspace_for_images_than_xla_reserves(shape):
-    for called in calls(images, shape, shape[-1]):
+@pytest.mark.parametrize(("function", "shape"), LARGE)
+def test_no_gpu_needs_more_workspace_than_xla_reserves(function, shape):
+    for called in calls(function, shape, shape[-1:]):
         call = Call.parse(called.text, Device("cuda", 0))
-        for capability, sms in product(("75", "86", "90"), (1, 132, MAX_SMS)):
-            check_workspace(call, limits_of(capability, sm_count=sms))
-
-
-def check_workspace(call, gpu):
-    """Check the workspace of aligned and of misaligned arrays."""
-    for alignment in (0, 4):
-        lowered = call.plan.lower(gpu, (alignment,) * call.op.array_count)
-        assert lowered.workspace <= call.plan.workspace_bound(None)
+        for capability, sms in product(("75", "86", "90"), (1, 132, 188, MAX_SMS, 1000)):
+            for alignment in (0, 4):
+                gpu = limits_of(capability, sm_count=sms)
+                lowered = call.plan.lower(gpu, (alignment,) * call.op.array_count)
+                assert lowered.workspace <= call.plan.workspace_bound(None)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
 from cunorm.jax import _adapter, _ffi, _handler, _xla_structs  # noqa: E402, F401
-from cunorm.jax._call import Call, contiguous  # noqa: E402, F401
+from cunorm.jax._call import Call  # noqa: E402, F401
 
 STREAM = 0x5EED
 CONTEXT = 0xC0
