@@ -28,7 +28,7 @@ ROWS = [*FORWARDS, *BACKWARDS]
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
-NO_NUMBERS = [INF, 10**400, "1", None, 1j, True, (), np.ones(1)]
+NOT_FINITE = [NAN, INF, -INF, 10**400, "1", None, 1j, True, (), np.ones(1)]
 NO_INTS = [True, False, 2.0, "2", [2], (), np.True_, None, np.ones(8)]
 NO_NAMES = [1, b"silu", ["silu"], False, np.tanh]
 NO_BOOLS = [1, 0, None, "yes", np.True_, []]
@@ -267,9 +267,9 @@ GROUPS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"gr
 LIKE_X, OF_ROW = "(5, 8), the shape of x", "(5, 2), one element for each row of x"
 # For each title: generators of cases.
 PARTS: dict[str, list[Iterable[Case]]] = {
-    "eps": [wrong("eps", REAL, f"{FINITE} of at least 0", [-1, -1e-6, NAN, *NO_NUMBERS])],
+    "eps": [wrong("eps", REAL, f"{FINITE} of at least 0", [-1, -1e-6, *NOT_FINITE])],
     "c": [wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])],
-    "weight_offset": [wrong("weight_offset", REAL, FINITE, [NAN, -INF, *NO_NUMBERS])],
+    "weight_offset": [wrong("weight_offset", REAL, FINITE, NOT_FINITE)],
     "flags": [wrong(flag, BOOL, "True or False", NO_BOOLS) for flag in FLAGS],
     "axis": [wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])],
     "groups": [
