@@ -23,6 +23,7 @@ ONE_IN = {
     "fuzz/test_devices.py": 2,
     "fuzz/test_examples.py": 4,
     "gpu/test_clusters.py": 3,
+    "jax/test_frozen_operands.py": 3,
     "jax/test_gradients.py": 2,
     "jax/test_transforms.py": 2,
     "memory/test_accumulate.py": 2,
