@@ -44,7 +44,6 @@ def draw(figure: Any, path: Path, device: Device, out: Console) -> None:
             for who, of_who in speeds.items():
                 panel.semilogx(SIZES, of_who, "o-", base=2, label=who)
             panel.set(title=f"{operator.label}, {direction}", ylabel="GB/s", ylim=(0, None))
-            panel.grid(alpha=0.3)
             panel.legend()
     figure.suptitle(f"{device.title}: bytes that a call must read and write, over its median time")
     figure.supxlabel(f"bytes of x; {what}", fontsize="medium")

@@ -26,6 +26,13 @@ def imaginary():
     return x().to(torch.complex64).conj()
 
 
+def d_tensor():
+    distributed = pytest.importorskip(
+        "torch.distributed.tensor", reason="this PyTorch has no DTensor"
+    )
+    return torch.Tensor._make_subclass(distributed.DTensor, x())
+
+
 def fake(f):
     with FakeTensorMode():
         f(x())
@@ -64,6 +71,7 @@ REFUSED = {
         VALUE,
         r"no multiples of .*x\.clone\(\)$",
     ),
+    "DTensor": (d_tensor, TYPE, r"\.DTensor, .*x\.to_local\(\)"),
 }
 # Contexts in which a function gets tensors that represent other tensors.
 INSIDE = {

@@ -9,6 +9,7 @@ import re
 import sys
 from functools import partial, wraps
 from importlib.util import find_spec
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +34,6 @@ from tests.support.processes import python
 
 ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms; each norm has two rows in the table
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
-GREEN, RED = "\033[32m", "\033[31m"
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
 
 
@@ -181,7 +181,7 @@ def test_a_wrong_cxx_is_a_usage_error_and_a_failed_build_is_not(monkeypatch, cap
     ("name", "label", "factor"),
     [("group_norm", "group_norm, silu", 1.1), ("layer_norm_backward", "layer_norm", np.nan)],
 )
-def test_a_wrong_result_is_red_and_makes_the_status_1(name, label, factor, demo, monkeypatch):
+def test_a_wrong_result_is_marked_and_makes_the_status_1(name, label, factor, demo, monkeypatch):
     function = getattr(cunorm, name)
 
     @wraps(function)
@@ -191,16 +191,10 @@ def test_a_wrong_result_is_red_and_makes_the_status_1(name, label, factor, demo,
         return result
 
     monkeypatch.setattr(cunorm, name, wrong)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
     status, output = demo(RANDOM, "--quick")
     assert status == 1
-    (line,) = (one for one in output.splitlines() if "WRONG" in one)
-    assert re.search(rf"{label} .*{re.escape(RED)}[\d.inf]+  WRONG\x1b", line)
-    assert f"{RED}1 of {2 * QUICK} results are further off than their bounds" in output
-    assert output.count(GREEN) == 2 * QUICK - 1
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\033[3" not in demo(RANDOM, "--quick")[1]
+    assert re.findall("\n(.*?)  .* [\\d.inf]+  WRONG\n", output) == [label]
+    assert f"\n1 of {2 * QUICK} results are further off than their bounds" in output
 
 
 def test_only_a_terminal_shows_which_builds_compile(demo, monkeypatch):
@@ -318,25 +312,14 @@ def test_each_timed_provider_of_the_plot_computes_the_norm_anew(label, direction
                 np.testing.assert_allclose(array, exact_array, rtol=0, atol=atol)
 
 
-def test_a_plot_has_a_panel_of_each_norm_and_direction_with_the_speeds_that_are_printed(
-    demo, tmp_path, monkeypatch
-):
-    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
-    drawn, savefig = [], figures.Figure.savefig
-    keeps = lambda self, *args, **more: drawn.append(self) or savefig(self, *args, **more)  # noqa: E731
-    monkeypatch.setattr(figures.Figure, "savefig", keeps)
+def test_a_plot_is_drawn_and_its_speeds_are_printed(demo, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / "speed.png"
     output = demo(RANDOM, "--quick", "--plot", str(path))[1]
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
     assert f"drawn to {path}\n" in output
-    assert (
-        "\nspeed by the size of x; rows of 1024 float32; calls in turn, which allocate " in output
-    )
-    for panel in drawn[-1].axes:
-        norm, direction = panel.get_title().split(", ")
-        shown = [f"{line.get_label()} {line.get_ydata()[1]:.1f}" for line in panel.lines]
-        assert f"\n{norm:26} {direction:9} {', '.join(shown)}\n" in output
-    assert len({panel.get_title() for panel in drawn[-1].axes}) == 6
+    for name, direction in product(_demo_plot.NORMS, ("forward", "backward")):
+        assert re.search(rf"\n{name} +{direction} +cunorm [\d.]+, NumPy [\d.]+", output)
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The bounds in `cunorm.reference.tolerance`, with which `python -m cunorm demo` judges results."""
+"""The bounds in `cunorm.reference.tolerance`, by which the demo and the bench judge results."""
 
 from itertools import product
 
