@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.accuracy import data
 from bench.accuracy.errors import Row, cells, errors, table
-from bench.report.records import read_csv, write_csv
+from bench.report.records import write_csv
 from bench.timing import arguments
 from bench.timing.arrays import as_host, upload
 from bench.timing.cases import DTYPES, OPERATORS, Call, Operands, Operator, Shape, oracle
@@ -64,13 +64,12 @@ def main(argv: Sequence[str]) -> int:
     add("--shapes", type=arguments.shapes, default=_SHAPES, help=shapes_help)
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the worst errors here")
-    add("--read", type=Path, metavar="FILE.csv", help="read the rows from here, measure nothing")
     options = parser.parse_args(argv)
     for path in filter(None, (options.out, options.plot)):
         if not path.parent.is_dir():
             parser.error(f"there is no folder {path.parent}")
     failed: set[str] = set()
-    rows = read_csv(options.read, Row) if options.read else _measure_all(options, failed)
+    rows = _measure_all(options, failed)
     if not rows:
         print("there is nothing to show", file=sys.stderr)
         return 1
@@ -105,7 +104,7 @@ def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
     from bench.timing import cpu, machine
     from cunorm._backends.cpu.threads import thread_count
 
-    providers = _load(options.providers)
+    providers = [one for name in options.providers for one in _load(name)]
     environment = asdict(machine.environment(cpu.Cpu(thread_count()), providers))
     shared = {name: environment[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
@@ -128,14 +127,6 @@ def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
     return rows
 
 
-def _load(names: Sequence[str]) -> list[Provider]:
-    """Return the providers of these names, and print which of them did not load."""
-    found, failures = load("cpu", [name for name in names if name != SOFTGPU])
-    if SOFTGPU in names:
-        try:
-            found.append(OnSoftgpu())
-        except Exception as error:  # a compiler may raise anything
-            failures[SOFTGPU] = error
-    for name, error in failures.items():
-        print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-    return sorted(found, key=lambda provider: names.index(provider.name))
+def _load(name: str) -> list[Provider]:
+    """Return the provider of a name; none, after a message, if it is not installed."""
+    return [OnSoftgpu()] if name == SOFTGPU else load("cpu", [name])

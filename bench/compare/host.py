@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The host cost of small calls on a CPU and of `import cunorm`, here and in another checkout.
+"""`python -m bench host`: the host cost of small calls on a CPU and of `import cunorm`.
 
-Each checkout has its own processes, which run this checkout's `host_calls`. The processes of two
-checkouts alternate after each run, so that other work on the machine slows both. There are several
-processes of each, because a process may be slow for its whole life.
+With --against, another checkout is timed, too. Each checkout has its own processes, which run this
+checkout's `host_calls`. The processes of two checkouts alternate after each run, so that other work
+on the machine slows both. There are several processes of each, because a process may be slow for
+its whole life.
 """
 
 from __future__ import annotations
 
-import csv
+import argparse
 import json
 import os
 import random
@@ -18,19 +19,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from bench.compare.host_calls import CALLS, Key
 from bench.timing import machine
-from bench.timing.cases import Operator
+from bench.timing.arguments import count, list_of
+from bench.timing.cases import OPERATORS
 from bench.timing.cpu import Cpu
 from bench.timing.providers import autograd
+from cunorm._backends.cpu.threads import thread_count
 
 PROCESSES, RUNS, IMPORTS = 5, 3, 9  # of each checkout; runs in a process; imports of cunorm
 ROOT = Path(__file__).parents[2]
 IMPORT: Key = ("import cunorm, after numpy", "", "process")
-COLUMNS = ("date", "commit", "device", "versions", "call", "shape", "kind")
 Times = dict[Key, list[float]]  # µs per call, of each run
 
 _SERVE = """
@@ -52,25 +53,25 @@ print(time.perf_counter() - start)
 """
 
 
-def run(operators: Sequence[Operator], device: Cpu, against: Path | None, out: Path | None) -> int:
-    """Time this checkout and, if there is one, another; print a table, and write a CSV."""
-    checkouts = [ROOT, *([against.resolve()] if against else [])]
-    found = times(checkouts, list(dict.fromkeys(one.name for one in operators)), device.threads)
+def main(argv: Sequence[str]) -> int:
+    """Time this checkout and, if there is one, another; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench host", description=__doc__)
+    names = list(dict.fromkeys(one.name for one in OPERATORS))
+    add = parser.add_argument
+    add("--op", type=list_of(names), default=["rms_norm", "layer_norm"], help=", ".join(names))
+    add("--threads", type=count, default=thread_count(), help="threads of each process")
+    add("--against", type=Path, metavar="CHECKOUT", help="another checkout")
+    options = parser.parse_args(argv)
+    checkouts = [ROOT, *([options.against.resolve()] if options.against else [])]
+    for checkout in checkouts:
+        if not (checkout / "cunorm" / "__init__.py").is_file():
+            parser.error(f"{checkout} is no checkout of cunorm")
+    environment = machine.environment(Cpu(options.threads), [autograd.eager()])
+    print(environment, *(f"against {machine.commit_of(other)}" for other in checkouts[1:]))
+    found = times(checkouts, options.op, options.threads)
     for of_checkout, spent in zip(found, _import_times(checkouts), strict=True):
         of_checkout[IMPORT] = spent
-    environment = machine.environment(device, [autograd.eager()])
-    commits = [environment.commit, *map(machine.commit_of, checkouts[1:])]
-    print(f"{environment}{', against ' + commits[1] if against else ''}\n\n{table(found)}")
-    if out is not None:
-        with out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow((*COLUMNS, "median_us", "minimum_us"))
-            for commit, of_checkout in zip(commits, found, strict=True):
-                shared = replace(environment, commit=commit)
-                start = [getattr(shared, name) for name in COLUMNS[:4]]
-                for key, spent in of_checkout.items():
-                    middle = statistics.median(spent)
-                    writer.writerow([*start, *key, f"{middle:.2f}", f"{min(spent):.2f}"])
+    print(f"\n{table(found)}")
     return 0
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ def environment(device: Any, providers: Sequence[Provider]) -> Environment:
         versions["SIMD"] = simd.used(provider.name for provider in providers)
     return Environment(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        # A source tree without a history gets its commit from the variable.
-        commit=os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parents[1]),
+        commit=commit_of(Path(__file__).parents[1]),
         device=device.name,
         driver=device.driver,
         versions="; ".join(f"{name} {version}" for name, version in versions.items() if version),

@@ -78,7 +78,6 @@ def test_given_options_determine_the_others():
     assert named == ["jax", "cunorm", "cunorm-ungated"]
     assert timing.parse(["--shapes", "1x32x2x2"]).op == ["group_norm+silu"]
     assert timing.parse(["--quick"]).seconds < timing.parse([]).seconds
-    timing.parse(["--host", "--op", "l2_norm", "--threads", "1"])
 
 
 SIZED = "--shapes 64x64"
@@ -87,9 +86,7 @@ WRONG = {
     **{"--dtype int8": "--dtype: 'int8'", "--shapes 64": "'64'", "--shapes 4x-3": "'4x-3'"},
     **{"--threads 0": "'0'", "--threads two": "'two'", "--seconds nan": "'nan'"},
     **{"--providers liger": "liger is not for --device cpu", "--out /not/there.csv": "/not\n"},
-    **{"--host --device cuda": "takes no --device\n", "--host --quick": "takes no --quick\n"},
-    f"--against {ROOT}": "--against needs --host",
-    "--host --against /not/there": "/not/there is no checkout of cunorm",
+    **{"--device cuda --march x86-64-v3": "--march is for a CPU"},
 }
 
 
@@ -115,6 +112,7 @@ def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_
         wrong.append(({"y": x / of_squares * weight + bias}, {"y": y}))
     for result, right in wrong:
         assert cases.worst_error(result, right) > cases.TOLERANCE["bfloat16"]
+    assert cases.worst_error({"y": np.full_like(y, np.nan)}, {"y": y}) == np.inf
 
 
 @pytest.mark.exhaustive
