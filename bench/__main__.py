@@ -10,7 +10,6 @@ from importlib import import_module
 COMMANDS = {  # a module is imported only for its command, because dependencies differ
     "time": "bench.timing.command",
     "against": "bench.compare.against",
-    "host": "bench.compare.host",
     "accuracy": "bench.accuracy.command",
     "builds": "bench.plans.builds",
     "static": "bench.plans.command",

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
-    "Other commands, each with its own --help: against and host time another checkout beside this "
-    "one, accuracy measures errors, static and bytes judge the GPU plans without a GPU, table and "
-    "plot draw from the CSV"
+    "Other commands, each with its own --help: against times another checkout beside this one, "
+    "accuracy measures errors, static and bytes judge the GPU plans without a GPU, table and plot "
+    "draw from the CSV"
 )
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two checkouts of cunorm are timed beside each other, and ratios are judged.
-
-`against` imports two copies that share no module; `host` times small calls in processes.
-"""
+"""Two checkouts of cunorm are imported as copies that share no module, and ratios are judged."""
 
 import os
 import re
@@ -11,24 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
 import cunorm
-from bench.compare import against, copies, host, host_calls
+from bench.compare import against, copies
 from bench.report.ratios import Ratio
 from bench.timing import grid
 from bench.timing.cases import OPERATORS
 
 ROOT = Path(__file__).parents[2]
-SLOW = """
-import time
-from cunorm import l2_norm as _quick
-def l2_norm(*arguments, **options):
-    time.sleep(1e-3)
-    return _quick(*arguments, **options)
-"""
 
 
 @pytest.fixture
@@ -124,57 +113,3 @@ def test_an_unknown_architecture_is_named(monkeypatch, capsys):
     monkeypatch.setenv("CUNORM_CXXFLAGS", "")
     assert against.main([str(ROOT), "--march", "abacus"]) == 1
     assert "abacus" in capsys.readouterr().err
-
-
-# --- the host time of small calls -----------------------------------------------------------------
-
-
-def test_calls_on_new_memory_have_other_addresses_and_on_new_rows_other_shapes(monkeypatch):
-    outs, shapes, plain = [], [], cunorm.rms_norm
-
-    def noted(x, out=None, **options):
-        outs.append(out)
-        shapes.append(tuple(x.shape))
-        return plain(x, out=out, **options)
-
-    monkeypatch.setattr(host_calls, "CALLS", 20)
-    monkeypatch.setattr(host_calls, "FEW_CALLS", 20)
-    monkeypatch.setattr(cunorm, "rms_norm", noted)
-    new_out, new_rows, second_call = host_calls.memory_timers("NumPy", np.asarray).values()
-    assert new_out() > 0
-    assert new_out() > 0
-    assert len({out.ctypes.data for out in outs}) == len(outs) == 2 * (1 + 20)
-    for timer, calls in ((new_rows, 1), (second_call, 2)):
-        shapes.clear()
-        timer()
-        timer()
-        assert calls * len(set(shapes)) == len(shapes) == 2 * calls * (1 + 20)
-
-
-@pytest.mark.exhaustive  # 8 s: two processes import PyTorch and time all calls
-def test_another_checkout_is_timed_beside_this_one(monkeypatch, capsys, checkout):
-    with (checkout / "cunorm" / "__init__.py").open("a", encoding="utf-8") as file:
-        file.write(SLOW)
-    for name in ("PROCESSES", "RUNS", "IMPORTS"):
-        monkeypatch.setattr(host, name, 1)
-    assert host.main(["--against", str(checkout), "--op", "l2_norm"]) == 0
-    printed = capsys.readouterr().out
-    lines = [line for line in printed.splitlines() if " 4x64 NumPy" in line]
-    ratios = {line[:50].rstrip(): float(line.split()[-1]) for line in lines}
-    assert 4 * ratios["cunorm l2_norm"] < ratios["cunorm l2_norm_forward"]
-
-
-def test_the_host_times_of_two_checkouts_are_medians_and_their_ratio():
-    key = ("cunorm rms_norm", "4x64", "NumPy")
-    this, other = {key: [1.0, 3.0, 2.0]}, {key: [4.0, 9.0, 4.0]}
-    assert host.table([this]).splitlines()[-1].split()[-2:] == ["2.0", "1.0"]
-    assert host.table([this, other]).splitlines()[-1].split()[-3:] == ["4.0", "2.0", "0.500"]
-    seconds = {host.IMPORT: [2000.0]}
-    assert host.table([seconds]).splitlines()[-1].split()[-1] == "2.0"  # ms
-
-
-def test_calls_of_other_checkouts_use_only_public_names():
-    providers = [f"timing/providers/{name}" for name in ("__init__", "base", "ours", "autograd")]
-    for name in ("compare/host_calls", "timing/cases", "timing/arrays", *providers):
-        text = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
-        assert not re.search(r"cunorm(\.\w+)*\._|from cunorm[\w.]* import .*\b_", text)
