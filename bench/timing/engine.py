@@ -21,9 +21,8 @@ from bench.timing.cases import (
     worst_error,
 )
 from bench.timing.grid import Point
-from bench.timing.machine import Environment
 from bench.timing.providers.base import VIEWS, Provider
-from bench.timing.rows import Row
+from bench.timing.rows import Environment, Row
 
 COPY = "copy"
 HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on no more elements is its host cost

@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,7 @@ import numpy as np
 
 import cunorm
 from bench.timing.providers import Provider
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The columns that all rows of a measurement share."""
-
-    date: str
-    commit: str
-    device: str
-    driver: str
-    versions: str
-    threads: int
-
-    def __str__(self) -> str:
-        driver = f", CUDA driver {self.driver}" if self.driver else ""
-        return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
+from bench.timing.rows import Environment
 
 
 def environment(device: Any, providers: Sequence[Provider]) -> Environment:

@@ -15,8 +15,7 @@ from bench.timing import command as timing
 from bench.timing import engine, gpu_timer, providers
 from bench.timing.cases import OPERATORS, TOLERANCE
 from bench.timing.grid import Point
-from bench.timing.machine import Environment
-from bench.timing.rows import Row
+from bench.timing.rows import Environment, Row
 
 torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
