@@ -149,12 +149,6 @@ def test_rows_are_in_the_csv_as_soon_as_they_are_timed(gpu, tmp_path, monkeypatc
     assert "rms_norm" in capsys.readouterr().out
 
 
-def test_a_missing_cupy_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(SystemExit, match="cuda13"):
-        timing.main(SMALL)
-
-
 @pytest.mark.parametrize(
     ("name", "count"),
     [
