@@ -18,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 
-from bench.timing import engine, gpu_timer, providers
+from bench.timing import engine, gpu, providers
 from bench.timing.arguments import seconds
 from bench.timing.cases import OPERATORS, Shape
+from bench.timing.gpu_timer import Gpu
 from bench.timing.grid import DIRECTIONS, Point
 
 FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
-PROVIDERS = ("cunorm-cupy", "cunorm", "cunorm-autograd", "cunorm-jax")
+PROVIDERS = ("cunorm-cupy", "cunorm,cunorm-autograd", "cunorm-jax")  # those of each process
 # More rows than blocks of a backward (264 on an H200), so that blocks copy their next rows; rows
 # that clusters can share; samples of a group norm.
 SHAPES: dict[str, tuple[Shape, ...]] = {
@@ -34,24 +35,25 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 
-def main() -> int:
-    """Run every case, or those of the provider that --provider names; return 1 if one failed."""
+def main() -> bool:
+    """Run every case, or those of --providers in this process; return whether one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.timing.smoke", description=__doc__)
-    parser.add_argument("--provider", choices=PROVIDERS)
+    parser.add_argument("--providers", choices=PROVIDERS)
     parser.add_argument("--seconds", type=seconds, default=30.0, help="limit of each process")
     options = parser.parse_args()
-    if options.provider:
+    if options.providers:
         # If a call hangs, print where.
         faulthandler.dump_traceback_later(0.9 * options.seconds, exit=True)
-        return _check(options.provider)
+        return _check(options.providers) > 0
     with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as pool:
         run = partial(_run, options.seconds)
-        return int(not all(list(pool.map(run, *zip(*product(FEATURES, PROVIDERS), strict=True)))))
+        return not all(list(pool.map(run, product(FEATURES, PROVIDERS))))
 
 
-def _run(limit: float, features: str, provider: str) -> bool:
-    """Check a provider in a process of its own, and print its output; return whether it passed."""
-    command = [sys.executable, "-m", "bench.timing.smoke", "--provider", provider]
+def _run(limit: float, case: tuple[str, str]) -> bool:
+    """Check providers in a process of their own, and print its output; return if they passed."""
+    features, names = case
+    command = [sys.executable, "-m", "bench.timing.smoke", "--providers", names]
     start = time.monotonic()
     try:
         ran = subprocess.run(
@@ -66,14 +68,14 @@ def _run(limit: float, features: str, provider: str) -> bool:
     except subprocess.TimeoutExpired as error:  # the process did not end itself
         status, output = 124, error.stdout or b""
     verdict = "passed" if status == 0 else f"FAILED with status {status}"
-    head = f"features {features}, {provider}: {verdict} after {time.monotonic() - start:.1f} s"
+    head = f"features {features}, {names}: {verdict} after {time.monotonic() - start:.1f} s"
     print("\n  ".join([head, *output.decode(errors="replace").splitlines()]), flush=True)
     return status == 0
 
 
-def _check(name: str) -> int:
-    """Check a provider at all points; return the number of failures."""
-    device, found, failed = gpu_timer.find(), providers.load("cuda", [name]), 0
+def _check(names: str) -> int:
+    """Check providers at all points; return the number of failures."""
+    device, found, failed = Gpu(gpu.cupy(), None), providers.load("cuda", names.split(",")), 0
     for operator, direction in product(OPERATORS, DIRECTIONS):
         for shape in SHAPES.get(operator.label, ()):
             point = Point(operator, direction, "bfloat16", shape)

@@ -184,6 +184,7 @@ def test_a_provider_that_is_wrong_is_not_timed(monkeypatch, gpu):
     assert [row.provider for row in rows] == ["copy", "torch"]
     assert "wrong by 1.0e-02" in str(failure)
     assert failure.is_ours
+    assert engine.failures_at(gpu, point, found) == 1  # what the smoke test and sanitizers count
 
 
 def test_a_library_that_is_not_there_or_has_no_cuda_is_left_out_and_named(monkeypatch, capsys):
