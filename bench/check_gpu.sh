@@ -120,7 +120,7 @@ step() { # NAME END COMMAND...: run a command, and stop it END seconds after the
   esac
   if ((status == 0)); then # show what was skipped
     while read -r line; do note "  without: $line"; done < <(
-      tail -c +$((bytes + 1)) "$log" | sed -n 's/^  skipped: //p; /is left out: /p' | sort -u
+      tail -c +$((bytes + 1)) "$log" | sed -n 's/^ *\(.* is left out: \)/\1/p' | sort -u
     )
     return
   fi

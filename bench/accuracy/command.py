@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.accuracy import data
 from bench.accuracy.errors import Row, cells, errors, table
-from bench.report.records import read_csv, write_csv
+from bench.report.records import write_csv
 from bench.timing import arguments
 from bench.timing.arrays import as_host, upload
 from bench.timing.cases import DTYPES, OPERATORS, Call, Operands, Operator, Shape, oracle
@@ -54,7 +54,7 @@ class OnSoftgpu(Cunorm):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the CSV and the picture, and print the table; return 1 if cunorm failed."""
+    """Measure, write the CSV and the picture, and print the table; return 1 without any."""
     parser = argparse.ArgumentParser(prog="python -m bench accuracy", description=__doc__)
     add = parser.add_argument
     for name, allowed in (("op", _OPERATORS), ("dtype", DTYPES), ("providers", _PROVIDERS)):
@@ -64,13 +64,11 @@ def main(argv: Sequence[str]) -> int:
     add("--shapes", type=arguments.shapes, default=_SHAPES, help=shapes_help)
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the worst errors here")
-    add("--read", type=Path, metavar="FILE.csv", help="read the rows from here, measure nothing")
     options = parser.parse_args(argv)
     for path in filter(None, (options.out, options.plot)):
         if not path.parent.is_dir():
             parser.error(f"there is no folder {path.parent}")
-    failed: set[str] = set()
-    rows = read_csv(options.read, Row) if options.read else _measure_all(options, failed)
+    rows = _measure_all(options)
     if not rows:
         print("there is nothing to show", file=sys.stderr)
         return 1
@@ -82,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         plot.write(options.plot, rows)
     for dtype in dict.fromkeys(row.dtype for row in rows):
         print(*table(rows, dtype), "", sep="\n")
-    return int(any(name.startswith("cunorm") for name in failed))
+    return 0
 
 
 def measure(
@@ -100,12 +98,12 @@ def measure(
     return {kind: cells(by_name) for kind, by_name in found.items()}
 
 
-def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
-    """Return the rows of all points; note in `failed` the providers that failed at any point."""
+def _measure_all(options: argparse.Namespace) -> list[Row]:
+    """Return the rows of all points; an error of another library is only printed."""
     from bench.timing import cpu, machine
     from cunorm._backends.cpu.threads import thread_count
 
-    providers = _load(options.providers)
+    providers = [one for name in options.providers for one in _load(name)]
     environment = asdict(machine.environment(cpu.Cpu(thread_count()), providers))
     shared = {name: environment[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
@@ -120,7 +118,8 @@ def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
             try:
                 measured = measure(provider, operator, dtype, sets)
             except Exception as error:  # another library may raise anything
-                failed.add(provider.name)
+                if provider.name.startswith("cunorm"):
+                    raise
                 print(f"FAILED: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
             point = {"operator": label, "dtype": dtype, "shape": size, "provider": provider.name}
@@ -128,14 +127,6 @@ def _measure_all(options: argparse.Namespace, failed: set[str]) -> list[Row]:
     return rows
 
 
-def _load(names: Sequence[str]) -> list[Provider]:
-    """Return the providers of these names, and print which of them did not load."""
-    found, failures = load("cpu", [name for name in names if name != SOFTGPU])
-    if SOFTGPU in names:
-        try:
-            found.append(OnSoftgpu())
-        except Exception as error:  # a compiler may raise anything
-            failures[SOFTGPU] = error
-    for name, error in failures.items():
-        print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-    return sorted(found, key=lambda provider: names.index(provider.name))
+def _load(name: str) -> list[Provider]:
+    """Return the provider of a name; none, after a message, if it is not installed."""
+    return [OnSoftgpu()] if name == SOFTGPU else load("cpu", [name])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Two checkouts of cunorm, and cunorm and torch, timed in turns."""
+"""Two checkouts of cunorm, timed in turns."""

@@ -27,11 +27,11 @@ from bench.timing.rows import Row
 
 THIS, OTHER = "cunorm", "other"
 MOST_MEAN, MOST_POINT = 1.05, 1.25
-# Shapes of rows, from many short rows to one long row; (8, 1024) shows the host cost of a call.
+# Shapes of rows, from many short rows to one long row; the next two show the host cost of a call.
 # Shapes of samples follow.
 SHAPES: tuple[Shape, ...] = (
     *((65536, 64), (16384, 256), (4096, 1024), (4096, 4096), (1024, 16384)),
-    *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024)),
+    *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024), (4, 64)),
     *((2, 320, 64, 64), (2, 128, 128, 128), (4, 128, 97, 31), (1, 512, 64, 64)),
     *((8, 256, 32, 32), (32, 64, 16, 16), (1, 320, 8, 8)),
 )

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -63,10 +63,8 @@ def late_imports(package: Path) -> Iterator[str]:
         nodes = ast.walk(ast.parse(path.read_text("utf-8")))
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         for node in (inner for function in functions for inner in ast.walk(function)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):  # a relative import is of the package
-                names = ["cunorm" if node.level else str(node.module)]
-            if any(name.partition(".")[0] == "cunorm" for name in names):
+            is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+            if is_import and re.match(r"(from|import) (cunorm\b|\.)", ast.unparse(node)):
                 yield f"{path}:{node.lineno}"
 
 
@@ -93,9 +91,8 @@ def macros() -> str:
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")
-    for native in (("-march=native",), ()):  # some compilers refuse the option
-        options = (*native, *base_options(), "-dM", "-E", "-xc++")
-        command: Sequence[str] = [*found.command, *options, os.devnull]
+    for native in (["-march=native"], []):  # some compilers refuse the option
+        command = [*found.command, *native, *base_options(), "-dM", "-E", "-xc++", os.devnull]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode == 0:
             return answer.stdout

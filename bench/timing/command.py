@@ -11,7 +11,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.timing import arguments, grid, providers
@@ -28,25 +27,13 @@ _COMMANDS = (
     "accuracy measures errors, static and bytes judge the GPU plans without a GPU, table and plot "
     "draw from the CSV"
 )
-_NOT_OF_HOST = (
-    *("device", "dtype", "direction", "shapes", "providers"),
-    *("quick", "seconds", "seconds_total", "march"),
-)
 
 
 def main(argv: Sequence[str]) -> int:
     """Read the command line, time every point, print the means; return the exit status."""
     options = parse(argv)
-    if options.host:
-        from bench.compare import host
-        from bench.timing import cpu
-
-        operators = [one for one in OPERATORS if one.name in options.op]
-        return host.run(operators, cpu.Cpu(options.threads), options.against, options.out)
     device = _device(options)
-    found, missing = providers.load(device.kind, options.providers)
-    for name, error in missing.items():
-        print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    found = providers.load(device.kind, options.providers)
     if not found:
         print("no provider is left", file=sys.stderr)
         return 1
@@ -86,12 +73,10 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
             point = device.fitting(point, 1 + len(found))
             if point.columns in seen:
                 continue
+            seen.add(point.columns)
             new, failed = engine.time_point(device, point, found, environment, options.seconds)
         except Exception as error:  # the other points are still timed
             failed = [engine.Failure(point, engine.COPY, error)]
-        # `time_point` may have made the point smaller, if less memory is free now.
-        new = [row for row in new if row.point not in seen]
-        seen |= {point.columns, *(row.point for row in new)}
         timed += new
         failures += failed
         if new:
@@ -131,13 +116,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--providers", type=arguments.list_of(names), help=providers_help)
     add("--quick", action="store_true", help="a part of the grid, in about two minutes")
     add("--seconds-total", type=arguments.seconds, help="begin no point after so many seconds")
-    add("--host", action="store_true", help="time the host cost of small calls on a CPU instead")
-    against_help = "with --host: another checkout, which is timed in its own processes, too"
-    add("--against", type=Path, metavar="CHECKOUT", help=against_help)
     options = arguments.parsed(parser, argv)
-    ignored = [name for name in _NOT_OF_HOST if getattr(options, name) != parser.get_default(name)]
-    if options.host and ignored:
-        parser.error(f"--host takes no --{ignored[0].replace('_', '-')}")
     _fill_defaults(options)
     if fault := _fault(options):
         parser.error(fault)
@@ -154,10 +133,6 @@ def _fault(options: argparse.Namespace) -> str | None:
             return f"--providers: {name} is not for --device {options.device}"
     if options.march and options.device != "cpu":
         return "--march is for a CPU"
-    if options.against and not options.host:
-        return "--against needs --host; python -m bench against times calls of any size"
-    if options.against and not (options.against / "cunorm" / "__init__.py").is_file():
-        return f"--against: {options.against} is no checkout of cunorm"
     return None
 
 
@@ -167,8 +142,6 @@ def _fill_defaults(options: argparse.Namespace) -> None:
         names: Sequence[str] = grid.DEFAULT_OPERATORS
         if options.quick:
             names = grid.quick_operators(options.device)
-        if options.host:
-            names = ("rms_norm", "layer_norm")
         given = {len(shape) for shape in options.shapes or ()} or {2, 4}
         options.op = [name for name in names if _AXES[name] in given]
     if options.providers is None:

@@ -45,10 +45,7 @@ class Cpu(Device):
         self.threads = threads
         self._copies = copies
         self._calls_per_turn = 1
-        # All threads share an arena, because glibc unmaps the arenas that JAX's threads would have.
-        if keep_freed_memory():
-            arena_max = -8
-            ctypes.CDLL(None).mallopt(arena_max, 1)
+        _keep_freed_memory()
         torch.set_num_threads(threads)
         for copy in copies:
             copy.set_num_threads(threads)
@@ -128,9 +125,12 @@ def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str,
     return options | {"ops": functions, "widths": width, "dtypes": dtype, "rows": rows}
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc reuse freed memory, so that calls cause no page faults; return whether it does."""
-    trim_threshold, mmap_max = (-1, 2**31 - 1), (-4, 0)  # parameters of mallopt and their values
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    return all(ctypes.CDLL(None).mallopt(*option) for option in (trim_threshold, mmap_max))
+def _keep_freed_memory() -> None:
+    """Make glibc reuse freed memory, so that calls cause no page faults.
+
+    All threads share an arena, because glibc unmaps the arenas that JAX's threads would have.
+    """
+    trim_threshold, mmap_max, arena_max = (-1, 2**31 - 1), (-4, 0), (-8, 1)  # for mallopt
+    if platform.libc_ver()[0] == "glibc":
+        for option in (trim_threshold, mmap_max, arena_max):
+            ctypes.CDLL(None).mallopt(*option)

@@ -21,9 +21,8 @@ from bench.timing.cases import (
     worst_error,
 )
 from bench.timing.grid import Point
-from bench.timing.machine import Environment
 from bench.timing.providers.base import VIEWS, Provider
-from bench.timing.rows import Row
+from bench.timing.rows import Environment, Row
 
 COPY = "copy"
 HOST_ELEMENTS = 1 << 14  # on a CPU, the time of a call on no more elements is its host cost
@@ -55,7 +54,7 @@ class Device:
         return {}
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Return the point, with fewer rows if its arrays would not fit the memory."""
+        """Return the point, with fewer rows if the arrays of all contestants would not fit."""
         return point
 
 
@@ -85,14 +84,17 @@ def time_point(
     seconds: float,
 ) -> tuple[list[Row], list[Failure]]:
     """Check every provider at a point, and time the correct ones in turns."""
-    errors, failures = check(device, point, providers)
+    checked = replace(point, shape=checked_shape(point.shape))
+    errors, failures = check(device, checked, providers)
     usable = {provider.name: provider for provider in providers if provider.name in errors}
-    point = device.fitting(point, 1 + len(usable))
     sets = device.operands(point)
     turns = {COPY: device.turn(device.copies(point))}
+    moved = dict.fromkeys(turns, point.bytes)
     for name, provider in usable.items():
+        computed = provider.computes(point.operator)
+        moved[name] = replace(point, operator=computed).bytes
         try:
-            calls = provider.calls(point.operator, point.direction, view_all(provider, sets))
+            calls = provider.calls(computed, point.direction, view_all(provider, sets))
             turns[name] = device.turn(calls, provider.wait)
         except Exception as error:  # another library may raise anything
             failures.append(Failure(point, name, error))
@@ -100,9 +102,6 @@ def time_point(
     copied_per_second = point.bytes / float(np.median(times[COPY]))
     rows = []
     for name, spent in times.items():
-        moved = point.bytes
-        if name in usable:
-            moved = replace(point, operator=usable[name].computes(point.operator)).bytes
         low, median, high = map(float, np.quantile(spent, (0.2, 0.5, 0.8)))
         host = turns[name].host_seconds
         if host is None and point.elements <= HOST_ELEMENTS:
@@ -111,12 +110,12 @@ def time_point(
             *astuple(environment),
             *point.columns,
             provider=name,
-            bytes=moved,
+            bytes=moved[name],
             p20_us=1e6 * low,
             p50_us=1e6 * median,
             p80_us=1e6 * high,
-            gb_per_s=1e-9 * moved / median,
-            of_copy=moved / median / copied_per_second,
+            gb_per_s=1e-9 * moved[name] / median,
+            of_copy=moved[name] / median / copied_per_second,
             host_us=None if host is None else 1e6 * host,
             error=errors.get(name),
         )
@@ -143,20 +142,20 @@ def take_turns(turns: dict[str, Turn], seconds: float) -> dict[str, list[float]]
 def check(
     device: Any, point: Point, providers: Iterable[Provider]
 ) -> tuple[dict[str, float], list[Failure]]:
-    """Check providers on some rows or samples; return errors of correct ones, and failures."""
-    host = host_operands(point.operator, point.dtype, checked_shape(point.shape))
+    """Compare providers with the oracle; return errors of correct ones, and failures."""
+    host = host_operands(point.operator, point.dtype, point.shape)
     errors: dict[str, float] = {}
     failures = []
     expected: dict[str, dict[str, Any]] = {}
     for provider in providers:
-        if not provider.supports(point.operator, point.direction, point.dtype):
+        if not provider.supports(point.operator):
             continue
         computed, direction = provider.computes(point.operator), point.direction
         if computed.name not in expected:
             expected[computed.name] = oracle(computed, direction, host)
         try:
             sets = view_all(provider, [device.upload(host)])
-            (call,) = provider.calls(point.operator, direction, sets)
+            (call,) = provider.calls(computed, direction, sets)
             results = provider.results_by_name(computed, direction, call())
             found = {name: as_host(array) for name, array in results.items()}
             error = worst_error(found, expected[computed.name])
@@ -166,6 +165,15 @@ def check(
         except Exception as error:  # another library may raise anything
             failures.append(Failure(point, provider.name, error))
     return errors, failures
+
+
+def failures_at(device: Any, point: Point, providers: Iterable[Provider]) -> int:
+    """Check providers at a point, print their errors, and return the number of failures."""
+    errors, failures = check(device, point, providers)
+    for name, error in errors.items():
+        print(f"{point}, {name}: error {error:.1e}")
+    print(*failures, sep="\n", end="\n" if failures else "", flush=True)
+    return len(failures)
 
 
 def view_all(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:

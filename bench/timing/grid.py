@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, zip_longest
+from itertools import product
 
 from bench.timing.cases import DTYPES, OPERATORS, Operator, Shape, bytes_moved
 
@@ -81,20 +81,15 @@ def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
     if quick:
         return list(_QUICK[device])
     if device == "cpu":
-        return _alternating(_CPU_ROWS, _CPU_CHANNELS)
+        return [*_CPU_ROWS, *_CPU_CHANNELS]
     least, most = _GPU_ELEMENTS
     others = [rows for rows in product(_GPU_ROWS, _GPU_WIDTHS) if least <= math.prod(rows) <= most]
-    return _alternating(list(dict.fromkeys([*_GPU_LEADING, *others])), _GPU_CHANNELS)
+    return list(dict.fromkeys([*_GPU_LEADING, *_GPU_CHANNELS, *others]))
 
 
 def quick_operators(device: str) -> tuple[str, ...]:
     """Return the names of a device's most important operators."""
     return (*_QUICK_OPERATORS, *(("add_rms_norm",) if device == "cuda" else ()))
-
-
-def _alternating(rows: Sequence[Shape], channels: Sequence[Shape]) -> list[Shape]:
-    pairs = zip_longest(rows, channels)
-    return [shape for pair in pairs for shape in pair if shape is not None]
 
 
 def default_points(

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import datetime
-import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,22 +14,7 @@ import numpy as np
 
 import cunorm
 from bench.timing.providers import Provider
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The columns that all rows of a measurement share."""
-
-    date: str
-    commit: str
-    device: str
-    driver: str
-    versions: str
-    threads: int
-
-    def __str__(self) -> str:
-        driver = f", CUDA driver {self.driver}" if self.driver else ""
-        return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
+from bench.timing.rows import Environment
 
 
 def environment(device: Any, providers: Sequence[Provider]) -> Environment:
@@ -46,8 +29,7 @@ def environment(device: Any, providers: Sequence[Provider]) -> Environment:
         versions["SIMD"] = simd.used(provider.name for provider in providers)
     return Environment(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        # A source tree without a history gets its commit from the variable.
-        commit=os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parents[1]),
+        commit=commit_of(Path(__file__).parents[1]),
         device=device.name,
         driver=device.driver,
         versions="; ".join(f"{name} {version}" for name, version in versions.items() if version),

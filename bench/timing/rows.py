@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Row:
-    """One provider's times at one point, and the environment; None is an empty cell."""
+class Environment:
+    """The columns that all rows of a measurement share."""
 
     date: str
     commit: str  # with a plus if the tree had changes
@@ -16,6 +16,16 @@ class Row:
     driver: str  # the CUDA driver's version; empty on a CPU
     versions: str  # "cunorm 0.1.0; torch 2.13.0; ..."
     threads: int
+
+    def __str__(self) -> str:
+        driver = f", CUDA driver {self.driver}" if self.driver else ""
+        return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
+
+
+@dataclass(frozen=True)
+class Row(Environment):
+    """One provider's times at one point, and the environment; None is an empty cell."""
+
     operator: str
     memory: str  # for a group norm, NHWC or NCHW
     direction: str

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from itertools import zip_longest
 
-from bench.timing import gpu
+from bench.timing import engine, gpu
 from bench.timing.arguments import count
-from bench.timing.arrays import upload
-from bench.timing.cases import OPERATORS, TOLERANCE, Operator, Shape, check
+from bench.timing.cases import OPERATORS, Operator, Shape
+from bench.timing.gpu_timer import Gpu
+from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.providers import Cunorm
 
 # An odd tail; rows in registers, twice; rows that are streamed if there are no clusters.
 POINTS = (
@@ -50,17 +51,15 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     cupy = gpu.cupy()
     cupy.cuda.set_allocator(None)
+    device, ours = Gpu(cupy, None), [Cunorm("cunorm-cupy", "own")]
     # All operators get a first point, then all a second, because the time may run out.
     of_each = ([(operator, *point) for point in points(operator)] for operator in OPERATORS)
     calls = [call for turn in zip_longest(*of_each) for call in turn if call is not None]
-    wrong = 0
-    for operator, dtype, shape in calls[:: options.every]:
-        error = check(operator, dtype, shape, partial(upload, cupy), cupy.asnumpy)
-        right = error <= TOLERANCE[dtype]
-        wrong += not right
-        verdict = f"{error:.1e} {'ok' if right else 'WRONG'}"
-        print(operator.label, dtype, "×".join(map(str, shape)) + ":", verdict, flush=True)
-    return wrong
+    return sum(
+        engine.failures_at(device, Point(operator, direction, dtype, shape), ours)
+        for operator, dtype, shape in calls[:: options.every]
+        for direction in DIRECTIONS
+    )
 
 
 if __name__ == "__main__":

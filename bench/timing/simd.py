@@ -8,14 +8,12 @@ use it, so that all are timed as on a machine without AVX-512.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 
 import torch
 
 import cunorm
 from bench.compare import copies
-from cunorm._backends.cpu.compiler import cpu_identity
 
 
 def limit(march: str) -> None:
@@ -35,8 +33,8 @@ def limit(march: str) -> None:
 
 
 def used(providers: Iterable[str]) -> str:
-    """Return the instructions of the known providers, as in "cunorm AVX2, torch AVX2"."""
-    ask = {"cunorm": _ours, "torch": _torch, "torch.compile": _inductor, "jax": _xla}
+    """Return the instructions of providers, as in "cunorm AVX2, torch AVX2"; XLA reports none."""
+    ask = {"cunorm": _ours, "torch": _torch, "torch.compile": _inductor}
     names = set(providers)
     return ", ".join(f"{name} {which()}" for name, which in ask.items() if name in names)
 
@@ -55,13 +53,6 @@ def _inductor() -> str:
     from torch._inductor import cpu_vec_isa
 
     return _spelled(str(cpu_vec_isa.pick_vec_isa()).partition(" ")[0])  # it may name several
-
-
-def _xla() -> str:
-    """Return XLA's limit, or the CPU's instructions: XLA does not report which ones it uses."""
-    given = re.findall(r"--xla_cpu_max_isa=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    has = (name for name in ("avx512f", "avx2") if name in cpu_identity())
-    return _spelled(given[-1] if given else next(has, "unknown").removesuffix("f"))
 
 
 def _spelled(name: str) -> str:

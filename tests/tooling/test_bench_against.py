@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Two checkouts of cunorm are timed beside each other, and ratios are judged.
+"""Two checkouts of cunorm are imported as copies that share no module, and ratios are judged."""
 
-`against` imports two copies that share no module; `--host` times small calls in processes.
-"""
-
-import csv
 import os
 import re
 import shutil
@@ -16,20 +12,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
 import cunorm
-from bench.compare import against, copies, host, host_calls
+from bench.compare import against, copies
 from bench.report.ratios import Ratio
-from bench.timing import command as timing
 from bench.timing import grid
 from bench.timing.cases import OPERATORS
 
 ROOT = Path(__file__).parents[2]
-SLOW = """
-import time
-from cunorm import l2_norm as _quick
-def l2_norm(*arguments, **options):
-    time.sleep(1e-3)
-    return _quick(*arguments, **options)
-"""
 
 
 @pytest.fixture
@@ -125,77 +113,3 @@ def test_an_unknown_architecture_is_named(monkeypatch, capsys):
     monkeypatch.setenv("CUNORM_CXXFLAGS", "")
     assert against.main([str(ROOT), "--march", "abacus"]) == 1
     assert "abacus" in capsys.readouterr().err
-
-
-# --- the host time of small calls -----------------------------------------------------------------
-
-
-def test_every_call_on_new_memory_has_another_address_and_on_new_rows_another_shape(monkeypatch):
-    outs, shapes = [], []
-    plain = cunorm.rms_norm
-
-    def noted(x, out=None, **options):
-        outs.append(out)
-        shapes.append((type(x), tuple(x.shape)))
-        return plain(x, out=out, **options)
-
-    monkeypatch.setattr(host_calls, "CALLS", 20)
-    monkeypatch.setattr(cunorm, "rms_norm", noted)
-    timers = host_calls.memory_timers()
-    for (call, _, kind), timer in timers.items():
-        outs.clear()
-        shapes.clear()
-        assert timer() > 0
-        assert timer() > 0
-        if "new out=" in call:
-            address = (lambda out: out.ctypes.data) if kind == "NumPy" else lambda t: t.data_ptr()
-            assert len({address(out) for out in outs}) == len(outs) == 2 * (1 + 20)
-        elif "new number" in call:
-            assert len(set(shapes)) == len(shapes) == 2 * (1 + 20)
-        elif "second call" in call:
-            assert 2 * len(set(shapes)) == len(shapes) == 2 * 2 * (1 + 20)
-        else:
-            assert len(set(shapes)) == 1
-            assert len(shapes) == 2 * (1 + 20)
-    assert len(timers) == 2 * 5
-
-
-def run(monkeypatch, tmp_path, *options):
-    """Run the command with few processes; return the rows of its CSV."""
-    for name in ("PROCESSES", "RUNS", "IMPORTS"):
-        monkeypatch.setattr(host, name, 1)
-    out = tmp_path / "host.csv"
-    assert timing.main(["--host", *options, "--out", str(out)]) == 0
-    with out.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_run_prints_and_writes_each_call(monkeypatch, tmp_path, capsys):
-    rows = run(monkeypatch, tmp_path, "--op", "rms_norm,group_norm")
-    printed = capsys.readouterr().out
-    for call in {row["call"] for row in rows}:
-        assert f"\n{call}" in printed
-    assert {row["kind"] for row in rows} >= {"NumPy", "torch", "torch, no_grad", "process"}
-    shapes = {row["shape"] for row in rows if "group_norm" in row["call"]}
-    assert shapes == {f"{memory} {n}x64x2x2" for memory in ("NHWC", "NCHW") for n in (1, 4)}
-    assert all(0 < float(row["minimum_us"]) <= float(row["median_us"]) for row in rows)
-    (imported,) = [row for row in rows if row["kind"] == "process"]
-    shown = re.search(r"\nimport cunorm, after numpy +process +(\d+\.\d)", printed)
-    assert float(shown[1]) == pytest.approx(float(imported["median_us"]) / 1000, abs=0.06)  # ms
-
-
-@pytest.mark.exhaustive  # 8 s: two processes import PyTorch and time all calls
-def test_another_checkout_is_timed_beside_this_one(monkeypatch, tmp_path, capsys, checkout):
-    with (checkout / "cunorm" / "__init__.py").open("a", encoding="utf-8") as file:
-        file.write(SLOW)
-    rows = run(monkeypatch, tmp_path, "--against", str(checkout), "--op", "l2_norm")
-    lines = [line for line in capsys.readouterr().out.splitlines() if " 4x64 NumPy" in line]
-    ratios = {line[:50].rstrip(): float(line.split()[-1]) for line in lines}
-    assert 4 * ratios["cunorm l2_norm"] < ratios["cunorm l2_norm_forward"]
-    assert len({row["commit"] for row in rows}) == 2
-
-
-def test_calls_of_other_checkouts_use_only_public_names():
-    for name in ("compare/host_calls", "timing/cases", "timing/peers", "timing/arrays"):
-        text = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
-        assert not re.search(r"cunorm(\.\w+)*\._|from cunorm[\w.]* import .*\b_", text)

@@ -8,24 +8,18 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bench.plans import builds as gpu_builds
+from bench.timing import engine
 from bench.timing.arrays import upload
-from bench.timing.cases import (
-    OPERATORS,
-    TOLERANCE,
-    bytes_moved,
-    check,
-    host_operands,
-    worst_error,
-)
+from bench.timing.cases import OPERATORS, bytes_moved, host_operands
+from bench.timing.gpu_timer import Gpu
+from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.providers import Cunorm
 from tests import softgpu
 from tests.support import internals
 
@@ -33,30 +27,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "check_gpu.sh"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 OF_CHANNELS = [operator for operator in OPERATORS if operator.of_channels]
-
-
-IN_CI = ("rms_norm", "rms_norm+pre_gate", "group_norm+silu NHWC")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "label",
-    [pytest.param(one, marks=() if one in IN_CI else pytest.mark.exhaustive) for one in BY_LABEL],
-)
-def test_every_operator_of_the_gpu_scripts_matches_the_oracle(label, dtype):
-    operator = BY_LABEL[label]
-    shape = (3, 64, 5, 3) if operator.of_channels else (9, 96)
-    assert check(operator, dtype, shape, np.asarray, np.asarray) <= TOLERANCE[dtype]
-
-
-def test_the_error_of_a_mean_is_measured_in_deviations():
-    expected = {"mean": np.array([1e-9, 0.0]), "rstd": np.array([0.5, 0.25])}
-    right = {"mean": np.array([2e-9, 1e-9]), "rstd": np.array([0.5, 0.25])}
-    wrong = right | {"mean": np.array([1e-9, 0.4])}
-    assert worst_error(right, expected) < 1e-8
-    assert worst_error(wrong, expected) == pytest.approx(0.4 / 4)  # the largest deviation is 4
-    assert worst_error(right | {"mean": None}, expected) == np.inf
-    assert worst_error(right | {"rstd": np.array([0.5, np.nan])}, expected) == np.inf
 
 
 def test_a_call_moves_the_bytes_of_its_operands():
@@ -115,33 +85,30 @@ def stub(tmp_path):
 
 
 def steps(output):
-    """Return the steps of a dry run, and when each begins and ends."""
-    found = re.findall(r"^([\w.-]+) \((\d+) to (\d+) s\):", output, re.MULTILINE)
-    return {name: (int(begin), int(end)) for name, begin, end in found}
+    """Return the steps of a dry run, and when each ends."""
+    found = re.findall(r"^([\w.-]+) \(\d+ to (\d+) s\):", output, re.MULTILINE)
+    return {name: int(end) for name, end in found}
 
 
 def test_check_gpu_says_what_it_would_run_and_when(tmp_path):
     run = check_gpu("--unknown")
     assert (run.returncode, "[--dry-run] OUT_DIR" in run.stderr) == (2, True)
-    sanitizer = tmp_path / "bin" / "compute-sanitizer"
-    sanitizer.parent.mkdir()
-    sanitizer.write_text("")
-    sanitizer.chmod(0o700)
-    first = check_gpu("--dry-run", tmp_path / "out", CUDA_HOME=str(tmp_path)).stdout
-    second = check_gpu("--second", "--dry-run", tmp_path / "out").stdout
-    assert {name: end for name, (_, end) in steps(first).items()} == {
-        **{"info": 25, "smoke": 65, "compile": 95, "tests": 225},
-        **{"memcheck": 270, "racecheck": 315, "timings": 400},
-    }
-    assert {name: end for name, (_, end) in steps(second).items()} == {
-        **{"peers": 90, "torch.compile": 150, "features-off": 210},
-    }
-    twice = check_gpu("--dry-run", tmp_path / "out", CHECK_GPU_SECONDS="840").stdout
-    assert steps(twice)["tests"] == (190, 450)
+    out, program = tmp_path / "out", tmp_path / "bin" / "compute-sanitizer"
+    program.parent.mkdir()
+    program.touch(0o700)
+    first = steps(check_gpu("--dry-run", out, CUDA_HOME=str(tmp_path)).stdout)
+    names = ["info", "smoke", "compile", "tests", "memcheck", "racecheck", "timings"]
+    assert list(first) == names
+    assert first["timings"] < 7 * 60
+    second = check_gpu("--second", "--dry-run", out).stdout
+    assert list(steps(second)) == ["peers", "torch.compile", "features-off"]
+    assert steps(second)["features-off"] < 4 * 60
+    twice = steps(check_gpu("--dry-run", out, CHECK_GPU_SECONDS="840").stdout)
+    assert twice["tests"] == 2 * first["tests"]
     files = re.findall(r"tests/\S+\.py", second)
     assert files
     assert all((ROOT / file).is_file() for file in files)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_their_output(tmp_path, stub):
@@ -167,19 +134,17 @@ def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_their_output(tmp_pa
     assert written == ["check_gpu.log", "peers.csv", "timings.csv", "torch.compile.csv"]
 
 
-WRONG = {
-    **{"CHECK_GPU_SECONDS": ("20s", "CHECK_GPU_SECONDS is 20s")},
-    **{"PYTHON": ("/no/python", "/no/python"), "NO_GPU": ("yes", "no GPU: it is not there; ")},
-}
-
-
-@pytest.mark.parametrize("options", [[], ["--second"]], ids=["first", "second"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    ("wrong", "value", "message"),
+    [
+        ("CHECK_GPU_SECONDS", "20s", "CHECK_GPU_SECONDS is 20s"),
+        ("NO_GPU", "yes", "no GPU: it is not there; "),
+    ],
+)
 def test_check_gpu_runs_nothing_without_a_gpu_or_with_a_wrong_setting(
-    tmp_path, stub, wrong, options
+    tmp_path, stub, wrong, value, message
 ):
-    value, message = WRONG[wrong]
-    ran = check_gpu(*options, tmp_path / "out", **(stub | {wrong: value}))
+    ran = check_gpu(tmp_path / "out", **(stub | {wrong: value}))
     assert ran.returncode == 2
     assert message in ran.stderr + ran.stdout
     assert {path.name for path in (tmp_path / "out").glob("*")} <= {"check_gpu.log"}
@@ -239,14 +204,7 @@ def test_a_call_compiles_nothing_after_its_builds_are_compiled_ahead(tmp_path, m
     assert {gpu_builds._error_of(build) for build in builds} == {""}
     ahead = set(tmp_path.iterdir())  # builds that earlier tests loaded are not there
     monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
-    assert check(operator, "float32", shape, partial(upload, cupy), cupy.asnumpy) < 1e-6
+    device, ours = Gpu(cupy, None), [Cunorm("cunorm-cupy", "own")]
+    for direction in DIRECTIONS:
+        assert engine.failures_at(device, Point(operator, direction, "float32", shape), ours) == 0
     assert set(tmp_path.iterdir()) == ahead
-
-
-def test_builds_that_do_not_compile_are_counted(monkeypatch, capsys):
-    pool = SimpleNamespace(map=map, shutdown=lambda **options: None)
-    monkeypatch.setattr(gpu_builds, "ProcessPoolExecutor", lambda *a, **k: nullcontext(pool))
-    monkeypatch.setattr(gpu_builds, "_error_of", lambda build: "no such macro" if build else "")
-    assert gpu_builds.compile_all([0, 1, 0], 2, 60) == 0
-    assert "1 do not compile, the first of them: no such macro" in capsys.readouterr().out
-    assert gpu_builds.compile_all([1, 1], 2, 60) == 1

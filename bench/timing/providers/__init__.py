@@ -6,6 +6,7 @@ The copy, which is always timed, comes from the device.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -25,10 +26,11 @@ def _lazy(module: str, name: str, *arguments: Any) -> Callable[[], Provider]:
 _ON_BOTH = {
     "cunorm": _lazy("ours", "Cunorm", "cunorm", "torch"),
     "cunorm-ungated": _lazy("ours", "Ungated", "cunorm-ungated", "torch"),
-    "cunorm-jax": _lazy("traced", "CunormJax"),
+    "cunorm-autograd": _lazy("autograd", "ours"),
+    "cunorm-jax": _lazy("traced", "ours"),
     "torch": _lazy("autograd", "eager"),
     "torch.compile": _lazy("autograd", "compiled"),
-    "jax": _lazy("traced", "Jax"),
+    "jax": _lazy("traced", "jax_numpy"),
 }
 LOADERS: dict[str, dict[str, Callable[[], Provider]]] = {
     "cpu": {"cunorm-numpy": _lazy("ours", "Cunorm", "cunorm-numpy", "own")} | _ON_BOTH,
@@ -43,9 +45,9 @@ LOADERS: dict[str, dict[str, Callable[[], Provider]]] = {
 DEFAULT = {"cpu": ("cunorm", "torch", "cunorm-ungated"), "cuda": tuple(LOADERS["cuda"])}
 
 
-def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, Exception]]:
-    """Return the providers of these names, and the errors of those that did not load."""
-    found, failures = [], {}
+def load(device: str, names: Iterable[str]) -> list[Provider]:
+    """Return the providers of these names; print why others are left out."""
+    found = []
     for name in names:
         try:
             provider = LOADERS[device][name]()
@@ -55,8 +57,8 @@ def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, E
                 import_module("torch")
             found.append(provider)
         except Exception as error:  # another library may raise anything
-            failures[name] = error
-    return found, failures
+            print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    return found
 
 
 __all__ = ["DEFAULT", "LOADERS", "Cunorm", "Provider", "Ungated", "load"]

@@ -6,18 +6,20 @@ Liger-Kernel and flash-linear-attention (fla-core) have Triton kernels, QuACK ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from bench.timing import peers
+from bench.timing import cases
 from bench.timing.cases import OPERATORS, Call, Operands, Operator
-from bench.timing.peers import Function
 from bench.timing.providers.base import Provider
 
+Function = Callable[..., Any]  # takes the tensors of `Operator.leaves` by name
 _ALL = [operator.label for operator in OPERATORS]
 
 
@@ -40,30 +42,108 @@ class Autograd(Provider):
         self.name, self.distribution = name, distribution
         self._function, self._labels = function, labels
 
-    def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
+    def supports(self, operator: Operator) -> bool:
         """Whether the library has the operator."""
         return operator.label in self._labels
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of the recorded results."""
         function = self._function(operator, sets[0]["x"].shape[1])
-        if direction == "forward":
-            return [peers.torch_forward(function, operator, operands) for operands in sets]
-        return [peers.torch_backward(torch, function, operator, operands) for operands in sets]
+        call = forward if direction == "forward" else backward
+        return [call(function, operator, operands) for operands in sets]
+
+
+def forward(function: Function, operator: Operator, tensors: Operands) -> Call:
+    """Return the call of a function on tensors."""
+    return partial(function, **{name: tensors[name] for name in operator.leaves})
+
+
+def backward(function: Function, operator: Operator, tensors: Operands) -> Call:
+    """Record the forward once, and return a call that computes every gradient from it."""
+    leaves = {name: tensors[name].detach().requires_grad_() for name in operator.leaves}
+    outputs = forward(function, operator, leaves)()
+    names = ("dy", "d_residual") if operator.has_residual else ("dy",)
+    upstream, inputs = [tensors[name] for name in names], list(leaves.values())
+    return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
+
+
+# --- torch ----------------------------------------------------------------------------------------
 
 
 def eager() -> Provider:
     """Return torch's eager operations."""
-    return Autograd("torch", "torch", partial(peers.torch_function, torch))
+    return Autograd("torch", "torch", torch_function)
 
 
 def compiled() -> Provider:
-    """Return torch's operations, compiled by torch.compile."""
+    """Return torch's operations, compiled by torch.compile for one shape."""
 
     def function(operator: Operator, width: int) -> Function:
-        return peers.compiled(torch, peers.torch_function(torch, operator, width))
+        # All operators share one code object, which may have few compiled forms.
+        torch.compiler.reset()
+        # With donated buffers, a graph would allow only one backward.
+        torch._functorch.config.donated_buffer = False
+        eager = torch_function(operator, width)
+        compiled: Function = torch.compile(eager, fullgraph=True, dynamic=False)
+        return compiled
 
     return Autograd("torch.compile", "", function)
+
+
+def torch_function(operator: Operator, width: int) -> Function:
+    """Return the operator in torch, for rows of a width or for a number of channels."""
+    norm, silu = _norm(operator, width), functional.silu
+
+    def call(x: Any, residual: Any = None, gate: Any = None, **parameters: Any) -> Any:
+        stream = x if residual is None else x + residual
+        if operator.gate_position == "pre":
+            y = norm(stream * silu(gate), **parameters)
+        elif operator.gate_position == "post":
+            y = norm(stream, **parameters) * silu(gate)
+        else:
+            y = norm(stream, **parameters)
+        if operator.options.get("activation") == "silu":
+            y = silu(y)
+        return y if residual is None else (y, stream)
+
+    return call
+
+
+def _norm(operator: Operator, width: int) -> Function:
+    """Return the norm without gate or activation, a function of x and named parameters."""
+    options, eps, groups = operator.options, operator.eps, operator.groups(width)
+    row = (width // groups,)
+    if operator.base == "l2_norm":
+        return partial(functional.normalize, dim=-1, eps=eps)
+    if operator.base == "rms_norm":
+        plain = partial(functional.rms_norm, normalized_shape=row, eps=eps)
+        if groups > 1:
+            return lambda x, weight: plain(x.unflatten(-1, (groups, -1))).flatten(-2) * weight
+        if "round_before_weight" in options:
+            return lambda x, weight: plain(x) * weight
+        if "weight_offset" in options:
+            return lambda x, weight: plain(x, weight=weight + options["weight_offset"])
+        return plain
+    if operator.of_channels:
+        return partial(functional.group_norm, num_groups=groups, eps=eps)
+    layer_norm = partial(functional.layer_norm, normalized_shape=row, eps=eps)
+    if "c" in options:
+        k = options["c"] / math.sqrt(width)
+        return lambda x, weight, bias: layer_norm(x, weight=weight * k, bias=bias)
+    return layer_norm
+
+
+# --- libraries for torch --------------------------------------------------------------------------
+
+
+def ours() -> Provider:
+    """Return cunorm.torch's functions, through autograd as those of other libraries."""
+    import cunorm.torch
+
+    def function(operator: Operator, width: int) -> Function:
+        return lambda **tensors: cases.forward(cunorm.torch, operator, tensors)()
+
+    return Autograd("cunorm-autograd", "", function)
 
 
 def liger() -> Provider:

@@ -43,8 +43,8 @@ class Provider(ABC):
     # Waits for a call's result. Only providers on JAX need it: their calls run in the background.
     wait: Callable[[Any], Any] | None = None
 
-    def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether the provider supports an operator in a direction on a dtype."""
+    def supports(self, operator: Operator) -> bool:
+        """Whether the provider has an operator."""
         return True
 
     def computes(self, operator: Operator) -> Operator:

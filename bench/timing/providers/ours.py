@@ -37,14 +37,10 @@ class Cunorm(Provider):
 class Ungated(Cunorm):
     """cunorm without the gate, for operators that have a gate: this shows the gate's cost."""
 
-    def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
+    def supports(self, operator: Operator) -> bool:
         """Whether the operator has a gate."""
         return bool(operator.gate_position)
 
     def computes(self, operator: Operator) -> Operator:
         """Return the operator without its gate."""
         return operator.ungated()
-
-    def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
-        """Return the calls of the operator without its gate."""
-        return super().calls(operator.ungated(), direction, sets)
