@@ -7,6 +7,8 @@ one array begins an element after the other.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -82,17 +84,13 @@ def test_a_workspace_that_overlaps_any_array_is_refused(name):
 
 
 def test_a_view_with_other_strides_or_dtype_is_not_in_place():
-    x = X.copy()
-    for out in (x[::-1], x.view(np.float16)[:, :8]):
-        for function, kwargs in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
-            with raises(ValueError, f"{function.__name__}: out overlaps x, {IN_PLACE}"):
-                function(x, **kwargs, out=out)
-
-
-def test_a_reversed_result_lies_before_its_first_element():
-    memory = np.ones((10, 8), np.float32)
-    with raises(ValueError, f"rms_norm: out overlaps x, {IN_PLACE}"):
-        cunorm.rms_norm(memory[:6], out=memory[4:][::-1])
+    """A reversed view lies before its first element."""
+    x, more = X.copy(), np.ones((10, 8), np.float32)
+    pairs = [(x, x[::-1]), (x, x.view(np.float16)[:, :8]), (more[:6], more[4:][::-1])]
+    for (given, out), groups in product(pairs, (None, 2)):
+        name, options = ("group_norm", {"num_groups": 2}) if groups else ("rms_norm", {})
+        with raises(ValueError, f"{name}: out overlaps x, {IN_PLACE}"):
+            getattr(cunorm, name)(given, **options, out=out)
 
 
 def test_a_result_may_not_be_a_weight_of_the_same_shape():
