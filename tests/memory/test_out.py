@@ -132,13 +132,16 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
 def test_an_array_in_out_sets_the_dtype_of_a_result(name, fields_of_any_dtype, kind):
     """A float16 array gets the float32 result, rounded."""
     call = call_of(name, kind=kind)
-    for field in fields_of_any_dtype:
-        shape, found = call.out[field].shape, []
-        for dtype in ("float64", "float16"):
-            out = to(kind, np.empty(shape, dtype))
-            assert getattr(call.make(out=call.result(**{field: out})), field) is out
-            found.append(host(out))
-        assert_same_bits(found[1], found[0].astype(np.float32).astype(np.float16), field)
+    wide, narrow = (
+        {field: to(kind, np.empty(call.out[field].shape, dtype)) for field in fields_of_any_dtype}
+        for dtype in ("float64", "float16")
+    )
+    for out in (wide, narrow):
+        found = call.make(out=call.result(**out))
+        assert all(getattr(found, field) is array for field, array in out.items())
+    for field, array in narrow.items():
+        right = host(wide[field]).astype(np.float32).astype(np.float16)
+        assert_same_bits(host(array), right, field)
 
 
 def test_an_array_in_out_sets_the_dtype_of_a_stream():
