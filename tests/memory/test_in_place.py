@@ -2,11 +2,12 @@
 """Results written exactly over inputs have the same bits as in separate arrays.
 
 Several arrays of a gated call can be input and result at once. Rows are few and many, short and
-long, whole and in groups, so that every plan of a CPU runs. test_out.py tests group norms in place,
-and tests/operators tests views.
+long, whole and in groups, so that every plan of a CPU runs. tests/operators tests views.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ import pytest
 import cunorm
 from cunorm import AddNorm, NormForward, NormGrads
 from tests.support.calls import devices, host, to
-from tests.support.operands import assert_same_bits, at, draw
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
+from tests.support.placed import Samples
 
 SIZES = [(1, 1003, 1), (1, 64, 4), (9, 5, 1), (9, 2100, 1), (9, 5, 5), (50, 200, 8)]
 SMALL = [(3, 64, 4), (2, 1003, 1)]  # for the software GPU
@@ -61,8 +65,7 @@ def check(function, result, arrays, choices, kind="numpy", **options):
     """Call with results over copies of inputs, and compare with results in separate memory."""
 
     def put():
-        copies = {id(array): to(kind, array.copy()) for array in arrays.values()}
-        return {name: copies[id(array)] for name, array in arrays.items()}
+        return {name: to(kind, array.copy()) for name, array in arrays.items()}
 
     right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
     for aliases in choices:
@@ -107,20 +110,6 @@ def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
             check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, **options)
 
 
-# --- one array for several operands ---------------------------------------------------------------
-
-
-def test_a_result_may_be_written_over_an_array_that_is_every_input():
-    for rows, width, groups in SIZES:
-        x, given = draw("x", (rows, width), "float32"), arrays_of(rows, width, "float32")
-        stream = dict.fromkeys(("x", "residual", "gate"), x) | given
-        given |= dict.fromkeys(("dy", "x", "gate", "d_residual"), x) | statistics((rows,), groups)
-        over, options = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
-        with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **options)
-            check(cunorm.layer_norm_backward, NormGrads, given, over, **options)
-
-
 @pytest.mark.parametrize("groups", [1, 64])
 def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
     """All operands have the shape of x; with 64 groups, the statistics also have this shape."""
@@ -136,29 +125,30 @@ def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
 
 def test_where_x_is_returned_as_the_stream_y_may_be_any_other_input():
     arrays = {name: draw(name, 1003, "float32") for name in ("x", "gate", "weight")}
-    expected = cunorm.add_rms_norm(**arrays, residual=None, groups=17).y
-    for name in ("gate", "weight"):
-        given = {key: array.copy() for key, array in arrays.items()}
-        out = AddNorm(y=given[name])
-        result = cunorm.add_rms_norm(**given, residual=None, groups=17, out=out)
-        with at(name):
-            assert result.y is given[name]
-            assert result.residual is given["x"]
-            assert_same_bits(result.y, expected)
-            assert_same_bits(result.residual, arrays["x"])
+    aliases, options = [{"y": "gate"}, {"y": "weight"}], {"residual": None, "groups": 17}
+    check(cunorm.add_rms_norm, AddNorm, arrays, aliases, **options)
 
 
 @pytest.mark.parametrize(("dtype", "stream"), [("float32", "float16"), ("bfloat16", "float32")])
 def test_y_may_be_exactly_x_where_the_stream_is_written_to_another_array(dtype, stream):
-    """Rows are aligned to one element only."""
+    options = {"residual": None, "residual_dtype": stream}
     for width in (1, 64, 1003, 20000, 40001):
-        x, weight = draw("x", (5, width + 1), dtype)[:, 1:], draw("weight", width, dtype)
-        expected = cunorm.add_rms_norm(x, None, weight, residual_dtype=stream)
-        for out in (AddNorm(y=x), AddNorm(y=x, residual=np.empty(x.shape, stream))):
-            x[...] = draw("x", (5, width + 1), dtype)[:, 1:]
-            result = cunorm.add_rms_norm(x, None, weight, residual_dtype=stream, out=out)
-            with at(width):
-                assert result.y is x
-                assert out.residual is None or result.residual is out.residual
-                assert_same_bits(result.y, expected.y, "y")
-                assert_same_bits(result.residual, expected.residual, "residual")
+        arrays = {"x": draw("x", (5, width), dtype), "weight": draw("weight", width, dtype)}
+        with at(width):
+            check(cunorm.add_rms_norm, AddNorm, arrays, [{"y": "x"}], **options)
+
+
+# --- group norms ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spatial", [(4, 6), (70, 70)], ids=["small", "large"])
+@pytest.mark.parametrize(("way", "over"), [("forward", "x"), ("backward", "x"), ("backward", "dy")])
+def test_results_of_group_norms_may_be_exactly_inputs(way, over, spatial):
+    for is_last, axis in product((True, False), (-1, 1)):
+        case = {"samples": Samples(3, spatial, 10, 5, is_last, axis)}
+        separate, shared = (
+            call_of(f"group_norm_{way}", case | {"in_place": where}, OnNumpy()).run()
+            for where in (None, over)
+        )
+        with at(is_last, axis):
+            assert_same_fields(shared, separate)

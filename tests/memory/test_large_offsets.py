@@ -14,7 +14,7 @@ import cunorm
 from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import assert_within, check_backward, check_forward, param_grad_bound
 from tests.support.norm_checks import check, run
-from tests.support.operands import at, draw
+from tests.support.operands import draw
 
 WIDTH = 1003
 FAR = 2**31 + 8  # elements
@@ -97,16 +97,13 @@ def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards)
 
     groups = shape[channel_axis] // 2
     near = [draw(name, shape, "float32") for name in ("x", "dy")]
-    forward, backward = GroupNormForward(y=put()), GroupNormGrads(dx=put())
-    given = [put(values) for values in near]
-    out = {"forward": {"out": forward}, "backward": {"out": backward}}
-    results = run(*given, groups, channel_axis, **out)
-    assert results.y is forward.y
-    assert results.dx is backward.dx
-    check(results, *near, groups, channel_axis)
-    in_place = {"backward": {"out": GroupNormGrads(dx=given[1])}}
-    with at("in place"):
-        check(run(*given, groups, channel_axis, **in_place), *near, groups, channel_axis)
+    given, y = [put(values) for values in near], put()
+    for dx in (put(), given[1]):  # in place, too
+        forward, backward = {"out": GroupNormForward(y=y)}, {"out": GroupNormGrads(dx=dx)}
+        results = run(*given, groups, channel_axis, forward=forward, backward=backward)
+        assert results.y is y
+        assert results.dx is dx
+        check(results, *near, groups, channel_axis)
 
 
 @pytest.mark.compiled("O1")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from cunorm import AddNorm, NormForward, NormGrads
 from tests.support import internals
 from tests.support.calls import (
     GROUP_NORMS,
@@ -27,7 +27,6 @@ from tests.support.calls import (
     names,
     to,
 )
-from tests.support.norm_checks import in_memory
 from tests.support.operands import assert_same_bits, at, draw
 
 
@@ -96,42 +95,15 @@ def test_results_are_written_to_given_arrays_and_others_are_allocated(name, kind
                 assert allocates or called <= {"view", "slice", "detach"}  # views of the workspace
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["small", "large"])
-@pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
-def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
-    """Results are also written in place."""
-    for axis, memory in ((-1, "last"), (1, "last"), (1, "first"), (-1, "first")):
-        given = shape if axis == -1 else (shape[0], shape[-1], *shape[1:-1])
-        call = call_of(name, given, channel_axis=axis, num_groups=5)
-        inputs = [key for key in ("x", "dy") if key in call.arrays]
-        field = "dx" if "dx" in call.out else "y"
-        call.arrays |= {key: in_memory(call.arrays[key], axis, memory) for key in inputs}
-        call.out[field] = in_memory(call.out[field], axis, memory)
-        call.workspace = call.make_workspace()
-        expected = call.make()
-        with at(axis, memory):
-            with cached_calls_only():
-                assert_same(call.make(), expected)
-            assert_same(call.run(), expected)
-            for key in inputs:
-                before, shared = call.arrays[key], in_memory(call.arrays[key], axis, memory)
-                call.arrays[key] = call.out[field] = shared
-                assert_same(call.run(), expected)
-                call.arrays[key] = before
-
-
 def test_gradients_of_x_and_of_the_stream_may_each_have_an_array():
     call = call_of("layer_norm_backward")
     expected = call.make()
-    array, other = (np.empty((5, 8), np.float32) for _ in range(2))
-    for out in (NormGrads(dx=array), NormGrads(dresidual=array)):
-        grads = call.make(out=out)
-        assert grads.dx is grads.dresidual is array
+    one, other = (np.empty((5, 8), np.float32) for _ in range(2))
+    for dx, dresidual in ((one, None), (None, one), (one, other)):
+        grads = call.make(out=NormGrads(dx=dx, dresidual=dresidual))
+        assert grads.dx is one
+        assert grads.dresidual is (one if dresidual is None else dresidual)
         assert_same(grads, expected)
-    grads = call.make(out=NormGrads(dx=array, dresidual=other))
-    assert grads.dx is array
-    assert grads.dresidual is other
-    assert_same(grads, expected)
 
 
 def test_a_stream_that_is_x_itself_is_returned_with_given_results():
@@ -148,36 +120,34 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
 
 
 @devices
-def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
-    def empty(shape, dtype="float16"):
-        return to(kind, np.empty(shape, dtype))
-
-    x, dy, gate = (to(kind, draw(name, (5, 8), "bfloat16")) for name in ("x", "dy", "gate"))
-    kwargs = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
-    forward, y = cunorm.rms_norm_forward(x, **kwargs, dtype="float16"), empty((5, 8))
-    assert cunorm.rms_norm(x, **kwargs, out=y) is y
-    stream = empty((5, 8))
-    apart = cunorm.add_rms_norm(x, None, residual_dtype="float16")
-    assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
-    pairs = [(y, forward.y), (stream, apart.residual)]
-    call = call_of("group_norm_backward", kind=kind)
-    group_y, images = empty(call.shapes["x"]), call.arrays["x"]
-    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=group_y)).y is group_y
-    pairs.append((group_y, cunorm.group_norm(images, 4, dtype="float16")))
-    for found, right in pairs:
-        assert_same_bits(host(found), host(right))
-    narrow, wider = (
-        (NormGrads(dweight=empty(8, d), dgate=empty((5, 8), d)), empty(call.shapes["x"], d))
-        for d in ("float16", "float64")
+@pytest.mark.parametrize(
+    ("name", "fields_of_any_dtype"),
+    [
+        ("layer_norm_forward", ["y"]),
+        ("layer_norm_backward", ["dweight", "dbias", "dgate"]),
+        ("group_norm_forward", ["y"]),
+        ("group_norm_backward", ["dx", "dweight", "dbias"]),
+    ],
+)
+def test_an_array_in_out_sets_the_dtype_of_a_result(name, fields_of_any_dtype, kind):
+    """A float16 array gets the float32 result, rounded."""
+    call = call_of(name, kind=kind)
+    wide, narrow = (
+        {field: to(kind, np.empty(call.out[field].shape, dtype)) for field in fields_of_any_dtype}
+        for dtype in ("float64", "float16")
     )
-    for out, dx in (narrow, wider):
-        grads = cunorm.rms_norm_backward(dy, x, **kwargs, rstd=forward.rstd, out=out)
-        assert grads.dresidual.dtype == x.dtype
-        assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
-    for field in ("dweight", "dgate"):
-        right = host(getattr(wider[0], field)).astype(np.float32).astype(np.float16)
-        assert_same_bits(host(getattr(narrow[0], field)), right, field)
-    assert_same_bits(host(narrow[1]), host(wider[1]).astype(np.float16))
+    for out in (wide, narrow):
+        found = call.make(out=call.result(**out))
+        assert all(getattr(found, field) is array for field, array in out.items())
+    for field, array in narrow.items():
+        right = host(wide[field]).astype(np.float32).astype(np.float16)
+        assert_same_bits(host(array), right, field)
+
+
+def test_an_array_in_out_sets_the_dtype_of_a_stream():
+    x, stream = draw("x", (5, 8), "bfloat16"), np.empty((5, 8), np.float16)
+    assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
+    assert_same_bits(stream, cunorm.add_rms_norm(x, None, residual_dtype="float16").residual)
 
 
 # --- memory that NumPy allocates ------------------------------------------------------------------
