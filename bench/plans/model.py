@@ -102,13 +102,6 @@ def issue_clocks(gpu: Gpu, work: Work) -> dict[str, float]:
     }
 
 
-class ParamGrad(NamedTuple):
-    """The launch of param_grad after a backward."""
-
-    partial_bytes: int  # of all partial sums: the backward writes them, param_grad reads them
-    serial_loads: float  # batches of loads that a thread makes one after another
-
-
 def copy_time(gpu: Gpu, moved: float) -> float:
     """Return the seconds of a copy that moves that many bytes, including its launch."""
     return LAUNCH + gpu.latency + moved / gpu.copy
@@ -119,13 +112,11 @@ def between(gpu: Gpu) -> float:
     return DEPENDENT_LAUNCH if int(gpu.architecture) >= 90 else LAUNCH
 
 
-def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
-    """Return the seconds that param_grad adds to a backward; 0 without param_grad.
+def param_grad_time(gpu: Gpu, partial_bytes: int, serial_loads: float) -> float:
+    """Return the seconds that partial sums and param_grad add to a backward.
 
     The main kernel writes the partial sums at copy speed. param_grad reads them at copy speed, or
     takes the latency of L2 for each of a thread's serial loads, whichever is longer.
     """
-    if param_grad is None:
-        return 0.0
-    moved = param_grad.partial_bytes / gpu.copy
-    return moved + between(gpu) + max(moved, param_grad.serial_loads * gpu.l2_latency)
+    moved = partial_bytes / gpu.copy
+    return moved + between(gpu) + max(moved, serial_loads * gpu.l2_latency)

@@ -13,9 +13,7 @@ from typing import NamedTuple
 from bench.plans.compiled import compiled
 from bench.plans.model import (
     LAUNCH,
-    MODELLED,
     Gpu,
-    ParamGrad,
     Traffic,
     Work,
     between,
@@ -25,8 +23,9 @@ from bench.plans.model import (
 from bench.plans.occupancy import ARCHITECTURES, l2_keeps, occupancy
 from bench.plans.packs import MIN_BYTES, Packs, executed
 from bench.plans.plan import PARAM_GRAD, STREAMED, Plan, staged_rows
+from bench.plans.pointers import traced
 from bench.plans.reads import Counts, Operands, loads_at_once, read
-from bench.plans.rounds import Grid, Round, round_of, seconds, shares
+from bench.plans.rounds import Grid, Round, prediction, round_of, seconds
 
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # macros; offsets of param_grad's pointers
 
@@ -61,12 +60,20 @@ def blocks_per_sm(plan: Plan) -> int:
     return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.launch.shared)
 
 
+def narrowest_access(plan: Plan) -> int:
+    """Return the bytes of the narrowest access to arrays as large as x; 0 without such arrays."""
+    sass = compiled(plan.build, plan.architecture).sass
+    _, found = traced(sass, plan.architecture, plan.pointers)
+    rows = plan.row_operands.keys()
+    return min((one.bytes for one, slots in found.items() if slots and slots <= rows), default=0)
+
+
 def _with_predictions(
     counts: Speed, gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float
 ) -> Speed:
     """Add the predictions of a launch and, if it has a time, of its call, which moves bytes."""
-    found = shares(gpu, *launch)
-    columns = counts._replace(prediction=f"{found.prediction:.3f}", limit=found.limit)
+    share, limit = prediction(gpu, *launch)
+    columns = counts._replace(prediction=f"{share:.3f}", limit=limit)
     if not time:
         return columns
     share = min(1.0, copy_time(gpu, moved) / time)
@@ -90,7 +97,7 @@ def _of_rows(plan: Plan, gpu: Gpu | None) -> Speed:
     grid = _grid(plan, gpu)
     launch = _round(plan, gpu, found, grid), grid
     moved = plan.rows * int(plan.shape) * plan.traffic.total
-    time = LAUNCH + seconds(gpu, *launch) + param_grad_time(gpu, param_grad_of(plan))
+    time = LAUNCH + seconds(gpu, *launch) + _param_grad(plan, gpu)
     return _with_predictions(columns, gpu, launch, moved, time)
 
 
@@ -148,11 +155,11 @@ def _passes(plan: Plan) -> float:
     return max(1.0, plan.rows / rows_at_once)
 
 
-def param_grad_of(plan: Plan) -> ParamGrad | None:
-    """Return the param_grad launch after a backward, on GPUs of the model, if there is one."""
+def _param_grad(plan: Plan, gpu: Gpu) -> float:
+    """Return the seconds of the param_grad launch after a backward, 0 if there is none."""
     launch, architecture = plan.param_grad, plan.architecture
-    if launch is None or architecture not in MODELLED:
-        return None
+    if launch is None:
+        return 0.0
     macros = dict(launch.build.macros)
     sums = [slot for name, slot in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))
@@ -161,7 +168,7 @@ def param_grad_of(plan: Plan) -> ParamGrad | None:
     at_once = [max(1.0, loads_at_once(sass, architecture, slot, pointers)) for slot in sums]
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
-    return ParamGrad(len(sums) * parts * plan.launch.sums_pitch * itemsize, serial)
+    return param_grad_time(gpu, len(sums) * parts * plan.launch.sums_pitch * itemsize, serial)
 
 
 # --- group norms ----------------------------------------------------------------------------------
@@ -179,7 +186,7 @@ def _of_groups(plan: Plan, gpu: Gpu | None) -> Speed:
         return _with_predictions(columns, gpu, launches[-1], 0, 0)
     times = [seconds(gpu, *one) for one in launches]
     of_chunk = LAUNCH + between(gpu) * (len(times) - 1) + sum(times)
-    time = ceil(plan.rows / plan.chunk) * of_chunk + param_grad_time(gpu, param_grad_of(plan))
+    time = ceil(plan.rows / plan.chunk) * of_chunk + _param_grad(plan, gpu)
     moved = plan.rows * _sample_elements(plan) * call_traffic(plan).total
     return _with_predictions(columns, gpu, launches[-1], moved, time)
 
