@@ -18,10 +18,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from bench.plans.model import Work
-from bench.plans.paths import Step, components
+from bench.plans.paths import Step, components, work_of
 from bench.plans.pointers import STORES, Slots, traced
 from bench.plans.sass import Block, Instruction
-from bench.plans.work import work_of
 
 MIN_BYTES = 8
 

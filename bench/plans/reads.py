@@ -19,10 +19,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.plans.model import Work
-from bench.plans.paths import Step, Weights, row_path
+from bench.plans.paths import Step, Weights, row_path, work_of
 from bench.plans.pointers import LOADS, STORES, Slots, registers, results, traced
 from bench.plans.sass import Instruction
-from bench.plans.work import work_of
 
 
 class Operands(NamedTuple):

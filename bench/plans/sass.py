@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -30,13 +29,11 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @cache
 def disassembler() -> str | None:
-    """Find nvdisasm on PATH, in CUDA_HOME, in NVIDIA's wheels or in Triton's."""
-    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
-    folders = [Path(home, "bin") for home in homes]
-    for package, pattern in (("nvidia", "*/bin"), ("triton", "backends/nvidia/bin")):
-        spec = find_spec(package)
-        for root in spec.submodule_search_locations or () if spec else ():
-            folders += sorted(Path(root).glob(pattern))
+    """Find nvdisasm on PATH, in CUDA_HOME or in NVIDIA's wheels."""
+    spec = find_spec("nvidia")
+    wheels = map(Path, (spec and spec.submodule_search_locations) or ())
+    folders = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")]
+    folders += [folder for wheel in wheels for folder in sorted(wheel.glob("*/bin"))]
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, folders)])
     return shutil.which("nvdisasm", path=path)
 
@@ -123,15 +120,18 @@ def blocks(text: str) -> list[Block]:
     The functions after it, slow paths of divisions and roots, are left out.
     """
     found, labels = [Block()], {}
-    for item in _items(text):
-        if isinstance(item, str):
+    for line in text.splitlines():
+        if match := _LINE.match(line):
+            one = Instruction(match["predicate"] or "", match["code"], match["operands"].strip())
+            found[-1].instructions.append(one)
+            if one.target or one.is_exit:
+                found.append(Block())
+        elif (match := _LABEL.match(line)) and found[0].instructions:
+            if match["name"].startswith("$"):
+                break
             if found[-1].instructions:
                 found.append(Block())
-            labels[item] = len(found) - 1
-            continue
-        found[-1].instructions.append(item)
-        if item.target or item.is_exit:
-            found.append(Block())
+            labels[match["name"]] = len(found) - 1
     for number, block in enumerate(found):
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.target in labels:
@@ -139,16 +139,3 @@ def blocks(text: str) -> list[Block]:
         if (last is None or not last.is_certain) and number + 1 < len(found):
             block.next.append(number + 1)
     return found
-
-
-def _items(text: str) -> Iterator[str | Instruction]:
-    """Yield the labels and instructions of the first function."""
-    begun = False
-    for line in text.splitlines():
-        if found := _LINE.match(line):
-            begun = True
-            yield Instruction(found["predicate"] or "", found["code"], found["operands"].strip())
-        elif (found := _LABEL.match(line)) and begun:
-            if found["name"].startswith("$"):
-                return
-            yield found["name"]
