@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plans.compiled import nvrtc_version
-from bench.plans.occupancy import ARCHITECTURES
+from bench.plans.model import ARCHITECTURES
 from bench.plans.plan import Plan
 from bench.plans.planned import grid
 from bench.plans.rows import KEY, PLANNED, Row, measure, planned_columns

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bench.plans.model import Work
-from bench.plans.pointers import registers, results
-from bench.plans.sass import Block, Instruction
+from bench.plans.sass import Block, Instruction, registers, results
 
 _FMA = {"FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2", "HFMA2", "HMUL2", "HADD2"}
 _INTEGER = {

@@ -11,8 +11,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from bench.plans.model import ELEMENTS, MODELLED
-from bench.plans.occupancy import ARCHITECTURES
+from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
 from bench.timing.cases import OPERATORS, Operator
 from cunorm._core.build import KernelBuild, Launch

@@ -50,12 +50,12 @@ class Row:
     blocks_per_sm: int
     planned_bytes: int  # of the narrowest access to an array as large as x; 0 without such arrays
     narrowest_bytes: int  # as it is compiled
-    late_loads: str  # of a row norm: loads after a row's first store (reads.py)
-    instructions: str  # warp instructions times 32 for each element of x (reads.py, packs.py)
-    prediction: str  # the launch's share of copy speed
-    call_prediction: str  # the share of the whole call, launches included, on its last line
-    microseconds: str  # of the whole call
-    limit: str  # what limits the launch; "copy" if nothing does
+    late_loads: str = ""  # of a row norm: loads after a row's first store (reads.py)
+    instructions: str = ""  # warp instructions times 32 for each element of x (reads.py)
+    prediction: str = ""  # the launch's share of copy speed
+    call_prediction: str = ""  # the share of the whole call, launches included, on its last line
+    microseconds: str = ""  # of the whole call
+    limit: str = ""  # what limits the launch; "copy" if nothing does
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -94,8 +94,8 @@ def measure(plan: Plan) -> list[Row]:
     }
     gpus = {name: one for name, one in GPUS.items() if one.architecture == plan.architecture}
     if plan.regime == PARAM_GRAD or plan.features or not gpus:
-        return [Row(gpu="", **static, **speed(plan, None)._asdict())]
-    return [Row(gpu=name, **static, **speed(plan, gpu)._asdict()) for name, gpu in gpus.items()]
+        return [Row(gpu="", **static, **speed(plan, None))]
+    return [Row(gpu=name, **static, **speed(plan, gpu)) for name, gpu in gpus.items()]
 
 
 def planned_columns(plan: Plan) -> dict[str, str | int]:

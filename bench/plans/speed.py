@@ -8,49 +8,38 @@ norm walk several rows, the instructions that run once are divided among these r
 from __future__ import annotations
 
 from math import ceil, prod
-from typing import NamedTuple
 
 from bench.plans.compiled import compiled
 from bench.plans.model import (
+    ARCHITECTURES,
     LAUNCH,
     Gpu,
     Traffic,
     Work,
     between,
     copy_time,
+    l2_keeps,
+    occupancy,
     param_grad_time,
 )
-from bench.plans.occupancy import ARCHITECTURES, l2_keeps, occupancy
-from bench.plans.packs import MIN_BYTES, Packs, executed
 from bench.plans.plan import PARAM_GRAD, STREAMED, Plan, staged_rows
-from bench.plans.pointers import traced
-from bench.plans.reads import Counts, Operands, loads_at_once, read
+from bench.plans.reads import MIN_BYTES, Counts, Operands, Packs, executed, loads_at_once, read
 from bench.plans.rounds import Grid, Round, prediction, round_of, seconds
+from bench.plans.sass import traced
 
+Columns = dict[str, str]
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # macros; offsets of param_grad's pointers
 
 
-class Speed(NamedTuple):
-    """The columns; unknown ones are empty."""
-
-    late_loads: str = ""
-    instructions: str = ""
-    prediction: str = ""
-    limit: str = ""
-    call_prediction: str = ""
-    microseconds: str = ""
-
-
-def speed(plan: Plan, gpu: Gpu | None) -> Speed:
+def speed(plan: Plan, gpu: Gpu | None) -> Columns:
     """Return the columns of a launch, and of its call if this is the last launch but param_grad.
 
     Without a GPU, only counts are there. Packs of a group norm that are too small have no counts.
     """
     if plan.regime == PARAM_GRAD or not blocks_per_sm(plan):
-        return Speed()
-    return (
-        _of_rows(plan, gpu) if plan.build.kernel.startswith("row_norm") else _of_groups(plan, gpu)
-    )
+        return {}
+    of_kernel = _of_rows if plan.build.kernel.startswith("row_norm") else _of_groups
+    return of_kernel(plan, gpu)
 
 
 def blocks_per_sm(plan: Plan) -> int:
@@ -68,37 +57,34 @@ def narrowest_access(plan: Plan) -> int:
     return min((one.bytes for one, slots in found.items() if slots and slots <= rows), default=0)
 
 
-def _with_predictions(
-    counts: Speed, gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float
-) -> Speed:
-    """Add the predictions of a launch and, if it has a time, of its call, which moves bytes."""
+def _predictions(gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float) -> Columns:
+    """Return the predictions of a launch and, if it has a time, of its call, which moves bytes."""
     share, limit = prediction(gpu, *launch)
-    columns = counts._replace(prediction=f"{share:.3f}", limit=limit)
-    if not time:
-        return columns
-    share = min(1.0, copy_time(gpu, moved) / time)
-    return columns._replace(call_prediction=f"{share:.3f}", microseconds=f"{1e6 * time:.1f}")
+    columns = {"prediction": f"{share:.3f}", "limit": limit}
+    if time:
+        columns["call_prediction"] = f"{min(1.0, copy_time(gpu, moved) / time):.3f}"
+        columns["microseconds"] = f"{1e6 * time:.1f}"
+    return columns
 
 
 # --- row norms ------------------------------------------------------------------------------------
 
 
-def _of_rows(plan: Plan, gpu: Gpu | None) -> Speed:
+def _of_rows(plan: Plan, gpu: Gpu | None) -> Columns:
     rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands.items()}
-    others = plan.pointers - plan.parameters - set(rows)
-    operands = Operands(rows, plan.parameters, others, _share(plan))
+    operands = Operands(rows, plan.parameters, plan.pointers, _share(plan))
     found = read(compiled(plan.build, plan.architecture).sass, plan.architecture, operands)
     if found.work.total == 0 or (found.loaded == 0 and not staged_rows(plan.macros)):
         raise ValueError(f"no loads of a row were found in the SASS of {plan}")
     instructions = found.work.plus(found.work_once, 1 / _passes(plan)).total / _share(plan)
-    columns = Speed(str(found.late_loads), f"{instructions:.1f}")
+    columns = {"late_loads": str(found.late_loads), "instructions": f"{instructions:.1f}"}
     if gpu is None:
         return columns
     grid = _grid(plan, gpu)
     launch = _round(plan, gpu, found, grid), grid
     moved = plan.rows * int(plan.shape) * plan.traffic.total
     time = LAUNCH + seconds(gpu, *launch) + _param_grad(plan, gpu)
-    return _with_predictions(columns, gpu, launch, moved, time)
+    return columns | _predictions(gpu, launch, moved, time)
 
 
 def _grid(plan: Plan, gpu: Gpu) -> Grid:
@@ -174,21 +160,22 @@ def _param_grad(plan: Plan, gpu: Gpu) -> float:
 # --- group norms ----------------------------------------------------------------------------------
 
 
-def _of_groups(plan: Plan, gpu: Gpu | None) -> Speed:
+def _of_groups(plan: Plan, gpu: Gpu | None) -> Columns:
     found = _executed(plan)
     if found is None:
-        return Speed()
-    columns = Speed(instructions=f"{found.total * plan.threads / block_elements(plan):.1f}")
+        return {}
+    instructions = found.total * plan.threads / block_elements(plan)
+    columns = {"instructions": f"{instructions:.1f}"}
     if gpu is None:
         return columns
     launches = [_launch(one, gpu) for one in (plan.before, plan) if one is not None]
     if plan.step == "find":
-        return _with_predictions(columns, gpu, launches[-1], 0, 0)
+        return columns | _predictions(gpu, launches[-1], 0, 0)
     times = [seconds(gpu, *one) for one in launches]
     of_chunk = LAUNCH + between(gpu) * (len(times) - 1) + sum(times)
     time = ceil(plan.rows / plan.chunk) * of_chunk + _param_grad(plan, gpu)
     moved = plan.rows * _sample_elements(plan) * call_traffic(plan).total
-    return _with_predictions(columns, gpu, launches[-1], moved, time)
+    return columns | _predictions(gpu, launches[-1], moved, time)
 
 
 def call_traffic(plan: Plan) -> Traffic:

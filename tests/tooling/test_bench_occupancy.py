@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from bench.plans.occupancy import ARCHITECTURES, occupancy
+from bench.plans.model import ARCHITECTURES, occupancy
 
 THREADS, REGISTERS = (32, 96, 128, 256, 320, 512, 1024), (16, 24, 33, 40, 64, 65, 128, 168, 255)
 SHARED = (0, 1, 1028, 4095, 12_345, 49_152)

@@ -8,11 +8,10 @@ from itertools import product
 import pytest
 
 from bench.plans.model import EXCHANGE, GPUS, Gpu, Traffic, Work, between, param_grad_time
-from bench.plans.packs import Packs, executed
 from bench.plans.paths import Step, work_of
 from bench.plans.plan import TWO_LAUNCHES
 from bench.plans.planned import DIRECTIONS, feature_sets, grid, plans
-from bench.plans.reads import Operands, loads_at_once, read
+from bench.plans.reads import Operands, Packs, executed, loads_at_once, read
 from bench.plans.rounds import Grid, Round, Times, prediction, rate, round_of, seconds, times_of
 from bench.plans.sass import blocks
 from bench.plans.speed import block_elements, call_traffic
@@ -50,7 +49,9 @@ BRA `(.L_x_4); NOP
 $__internal_0_$__cuda_sm20_sqrt_slowpath:
 LDG.E.128 R40, desc[UR8][R2.64]; RET.REL.NODEC R30 `(row_norm_forward)
 """)
-OPERANDS = Operands({0: 2, 144: 2}, frozenset((240, 248)), frozenset((256, 264)), 16.0)
+OPERANDS = Operands(
+    {0: 2, 144: 2}, frozenset((240, 248)), frozenset((0, 144, 240, 248, 256, 264)), 16.0
+)
 
 
 def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
