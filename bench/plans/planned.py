@@ -37,10 +37,9 @@ SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (
 SMALL_DTYPE = "bfloat16"
 # Channels, height and width. A block holds whole groups of the smallest samples. A cluster holds
 # those of larger samples; its blocks may fill a multiprocessor. The largest need two launches.
-SAMPLES = tuple(
-    (channels, size, size)
-    for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
-    for channels in counts
+SAMPLES = (
+    *((128, 16, 16), (320, 16, 16), (320, 64, 64), (1280, 64, 64), (512, 128, 128)),
+    *((128, 256, 256), (320, 256, 256)),
 )
 GRID = (
     *("rms_norm", "layer_norm", "add_rms_norm", "rms_norm+post_gate", "rms_norm+pre_gate"),
@@ -76,18 +75,14 @@ def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
     norms = [one for one in OPERATORS if one.name in GRID]
     for operator, direction, dtype in product(norms, DIRECTIONS, _DTYPES):
         shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
+        counts = SMALL_SAMPLES if operator.of_channels else SMALL_ROWS
+        has_small = is_modelled and dtype == SMALL_DTYPE
         for shape in shapes:
-            counts = _small_counts(shape) if is_modelled and dtype == SMALL_DTYPE else ()
-            for count in (0, *counts):
+            is_small = has_small and (operator.of_channels or shape[0] in SMALL_WIDTHS)
+            for count in (0, *(counts if is_small else ())):
                 for plan in plans(operator, direction, dtype, shape, architecture, features, count):
                     if not count or plan.regime != PARAM_GRAD:
                         yield plan
-
-
-def _small_counts(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) > 1:
-        return SMALL_SAMPLES
-    return SMALL_ROWS if shape[0] in SMALL_WIDTHS else ()
 
 
 def plans(

@@ -101,12 +101,11 @@ def measure(plan: Plan) -> list[Row]:
 def planned_columns(plan: Plan) -> dict[str, str | int]:
     """Return the columns of a plan that need no compiling."""
     same = ("features", "operator", "memory", "direction", "dtype", "shape", "count", "step")
-    sizes = [plan.access_bytes(dtype.itemsize) for _, dtype in plan.row_operands.values()]
-    return {name: getattr(plan, name) for name in (*same, "regime", "threads")} | {
+    names = (*same, "regime", "threads", "planned_bytes")
+    return {name: getattr(plan, name) for name in names} | {
         "arch": f"sm_{plan.architecture}",
         "kernel": plan.build.kernel,
         "threads_per_row": plan.number("THREADS_PER_ROW", 0),
         "pack": plan.number("PACK"),
         "packs": plan.number("PACKS"),
-        "planned_bytes": min(sizes, default=0),
     }

@@ -22,7 +22,7 @@ from bench.plans.model import (
     occupancy,
     param_grad_time,
 )
-from bench.plans.plan import PARAM_GRAD, STREAMED, Plan, staged_rows
+from bench.plans.plan import PARAM_GRAD, STREAMED, Plan
 from bench.plans.reads import MIN_BYTES, Counts, Operands, Packs, executed, loads_at_once, read
 from bench.plans.rounds import Grid, Round, prediction, round_of, seconds
 from bench.plans.sass import traced
@@ -74,7 +74,7 @@ def _of_rows(plan: Plan, gpu: Gpu | None) -> Columns:
     rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands.items()}
     operands = Operands(rows, plan.parameters, plan.pointers, _share(plan))
     found = read(compiled(plan.build, plan.architecture).sass, plan.architecture, operands)
-    if found.work.total == 0 or (found.loaded == 0 and not staged_rows(plan.macros)):
+    if found.work.total == 0 or (found.loaded == 0 and not plan.number("STAGES", 0)):
         raise ValueError(f"no loads of a row were found in the SASS of {plan}")
     instructions = found.work.plus(found.work_once, 1 / _passes(plan)).total / _share(plan)
     columns = {"late_loads": str(found.late_loads), "instructions": f"{instructions:.1f}"}
@@ -121,7 +121,7 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
         found.waits * row_latency + parameters * (gpu.latency if are_first else gpu.l2_latency),
         elements * traffic.total,
         Traffic(elements * reads, elements * traffic.writes),
-        min(staged_rows(plan.macros), ceil(passes)),
+        min(plan.number("STAGES", 0), ceil(passes)),
     )
 
 
