@@ -59,11 +59,8 @@ def test_occupancy_is_that_of_cuda_occupancy_h(tmp_path):
     if not folders or found is None:
         pytest.skip("needs cuda_occupancy.h of the CUDA runtime and a C++ compiler")
     cases = list(product(ARCHITECTURES, THREADS, REGISTERS, SHARED))
-    lines = []
-    for number, *kernel in cases:
-        limits = ARCHITECTURES[number]
-        of_gpu = (number, limits.warps, limits.shared, limits.reserved)
-        lines.append(" ".join(map(str, (*of_gpu, *kernel))))
+    of_gpu = {n: f"{n} {one.warps} {one.shared} {one.reserved}" for n, one in ARCHITECTURES.items()}
+    lines = [f"{of_gpu[number]} {' '.join(map(str, kernel))}" for number, *kernel in cases]
     (tmp_path / "program.cpp").write_text(PROGRAM)
     command = [*found.command, "-w", f"-I{folders[0]}", "program.cpp", "-o", "program"]
     subprocess.run(command, cwd=tmp_path, check=True)
