@@ -167,8 +167,6 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
     """
     warps = -(-threads // _WARP)
     of_warp = _up(registers * _WARP, _REGISTER_UNIT)
-    if of_warp * _up(warps, _PARTITIONS) > _REGISTERS:
-        return 0
     by_registers = _REGISTERS // _PARTITIONS // of_warp * _PARTITIONS // warps
     of_block = _up(shared + architecture.reserved, architecture.shared_unit)
     by_shared = architecture.shared // max(1, of_block)

@@ -7,7 +7,17 @@ from itertools import product
 
 import pytest
 
-from bench.plans.model import EXCHANGE, GPUS, Gpu, Traffic, Work, between, param_grad_time
+from bench.plans.model import (
+    ARCHITECTURES,
+    EXCHANGE,
+    GPUS,
+    Gpu,
+    Traffic,
+    Work,
+    between,
+    occupancy,
+    param_grad_time,
+)
 from bench.plans.paths import Step, work_of
 from bench.plans.plan import TWO_LAUNCHES
 from bench.plans.planned import DIRECTIONS, feature_sets, grid, plans
@@ -153,6 +163,29 @@ GPU = Gpu("90", sm_count=100, clock=1e9, copy=2e12, latency=1e-6, l2_latency=1e-
 WORK = Work(total=500.0, alone=1000.0, integer=250.0)
 # 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
 ROUND = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
+
+
+# Threads, registers and bytes of shared memory of blocks, and how many of them fit a multiprocessor
+# according to cuda_occupancy.h of CUDA 13.0.
+BLOCKS = (
+    *((32, 16, 0), (64, 16, 8192), (64, 24, 9250), (96, 33, 1), (128, 168, 49152)),
+    *((256, 65, 12345), (288, 224, 0), (320, 40, 4095), (512, 128, 49152), (1024, 65, 1)),
+)
+FIT = {
+    "75": (16, 8, 6, 10, 1, 3, 0, 3, 1, 0),
+    "80": (32, 18, 16, 16, 3, 3, 0, 4, 1, 0),
+    "86": (16, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+    "89": (24, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+    "90": (32, 25, 22, 16, 3, 3, 0, 4, 1, 0),
+    "100": (32, 25, 22, 16, 3, 3, 0, 4, 1, 0),
+    "120": (24, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_occupancy_is_that_of_cuda_occupancy_h(architecture):
+    limits = ARCHITECTURES[architecture]
+    assert tuple(occupancy(limits, *block) for block in BLOCKS) == FIT[architecture]
 
 
 def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
