@@ -113,10 +113,9 @@ def main(argv: list[str]) -> int:
     rows = list(_measure_all(chosen, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    print(*rows, sep="\n")
-    faults = [f"{row}: {row.fault()}" for row in rows if row.fault()]
-    print(*faults, sep="\n")
-    return bool(faults)
+    for row in rows:
+        print(row, row.fault())
+    return any(row.fault() for row in rows)
 
 
 def _measure_all(chosen: list[Call], jobs: int) -> Iterator[Row]:
