@@ -50,7 +50,11 @@ def blocks_per_sm(plan: Plan) -> int:
 
 
 def narrowest_access(plan: Plan) -> int:
-    """Return the bytes of the narrowest access to arrays as large as x; 0 without such arrays."""
+    """Return the bytes of the narrowest access to arrays as large as x; 0 without such arrays.
+
+    Accesses that may also be to other arrays, such as statistics, do not count. Nearly every array
+    as large as x has others.
+    """
     sass = compiled(plan.build, plan.architecture).sass
     _, found = traced(sass, plan.architecture, plan.pointers)
     rows = plan.row_operands.keys()
