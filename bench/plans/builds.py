@@ -25,6 +25,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 from unittest import mock
 
+from bench.plans.planned import warmup_options
 from bench.timing import gpu, grid, sanitize
 from bench.timing.arguments import count, seconds
 from bench.timing.cases import OPERATORS, Operator, Shape, checked_shape
@@ -38,7 +39,6 @@ LIST = Path(__file__).parents[1] / "results" / "gpu-builds.json"
 # The tests of the list, which load the old list's builds, are left out.
 _TESTS = ("-p", "bench.plans.builds", "-m", "gpu and not exhaustive", "-k", "not recorded_builds")
 _NOTES = "BENCH_GPU_BUILDS"  # names the file to which tests append builds
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not passed to `planned`, or passed in another form
 
 
 def main(argv: list[str]) -> int:
@@ -162,18 +162,7 @@ def _of_calls() -> Iterable[KernelBuild]:
 
 def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild]:
     """Return the builds of an operator's calls: inference, forward and backward."""
-    samples, width, *positions = shape
-    options: dict[str, Any] = {
-        name: value for name, value in operator.options.items() if name not in _NOT_OPTIONS
-    }
-    options |= {name: name in operator.parameters for name in ("weight", "bias")}
-    if operator.of_channels:
-        last = operator.memory == "NHWC"
-        options |= {"num_groups": operator.groups(width), "positions": math.prod(positions)}
-        options["layout"] = "channels_last" if last else "channels_first"
-    else:
-        options["groups"] = operator.groups(width)
-        options["gate"] = bool(operator.gate_position)
-        options |= dict.fromkeys(("residual", "d_residual"), operator.has_residual)
+    samples, *sizes = shape
+    options = warmup_options(operator, True, *sizes)
     names = (operator.function, f"{operator.base}_forward", f"{operator.base}_backward")
-    return planned(names, width, dtype, Device("cuda", 0), samples, options)
+    return planned(names, sizes[0], dtype, Device("cuda", 0), samples, options)

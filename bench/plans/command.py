@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench static`: compile the GPU plans with NVRTC and check them, without a GPU.
 
-The exit status is 1 if a plan spills, has a stack frame, does not fit a multiprocessor, or accesses
-arrays as large as x in smaller pieces than planned. With --goals it is also 1 if a row norm that
-keeps rows in registers loads after its first store, or if a prediction misses a goal.
+The exit status is 1 if a plan spills, has a stack frame, does not fit a multiprocessor, accesses
+arrays as large as x in smaller pieces than planned, or, if it is a row norm's and keeps rows in
+registers, loads after its first store.
 
 nvdisasm (`pip install nvidia-cuda-nvdisasm`) shows the SASS of the kernels. From counts of its
 instructions a model (model.py) predicts shares of copy speed. Predictions are not measurements.
@@ -12,32 +12,30 @@ instructions a model (model.py) predicts shares of copy speed. Predictions are n
 from __future__ import annotations
 
 import argparse
-import random
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.plans.compiled import nvrtc_version
-from bench.plans.occupancy import ARCHITECTURES
+from bench.plans.model import ARCHITECTURES
 from bench.plans.plan import Plan
 from bench.plans.planned import grid
 from bench.plans.rows import KEY, PLANNED, Row, measure, planned_columns
 from bench.plans.sass import MISSING, disassembler
-from bench.plans.summary import goals_table, missed_goals, row_lines
 from bench.report.records import read_csv, write_csv
-from bench.timing.arguments import count, parsed
+from bench.timing.arguments import count, list_of, parsed
 
 # With --check, the columns of _SAME must equal the table's. Others may differ, because one version
 # of NVRTC comes in several builds: registers by this number; if they do not, those of _NEAR by 2 %.
 _REGISTERS = 8
 _NEAR = ("instructions", "prediction", "call_prediction", "microseconds")
-_SAME = ("spill_stores", "spill_loads", "stack", "narrowest_bytes", "narrowed", "late_loads")
-_SAMPLE, _SEED = 60, 1
-_FIELDS = 5  # of a plan in --only
+_SAME = ("spill_stores", "spill_loads", "stack", "narrowest_bytes", "late_loads")
 
 
 def main(argv: list[str]) -> int:
@@ -57,61 +55,52 @@ def main(argv: list[str]) -> int:
     rows = list(_measure_all(plans, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    print(*(row_lines(rows) if options.only else ()), *goals_table(rows), sep="\n")
-    return report(rows, goals=options.goals)
+    if options.only != ["*"]:
+        print(*rows, sep="\n")
+    return report(rows)
 
 
-def report(rows: list[Row], *, goals: bool = False) -> int:
-    """Print the faults of rows, with `goals` also late loads and missed goals; return 1 if any."""
-    more = {row: [*row.late(), *missed_goals(row)] if goals else [] for row in rows}
-    faulty = {row: found for row in rows if (found := [*row.faults(), *more[row]])}
-    if faulty:
-        print(f"\n{len(faulty)} launches do not pass:")
-    for row, found in faulty.items():
-        print(f"{' '.join(filter(None, (row.gpu, *row.key)))}: {'; '.join(found)}")
+def report(rows: list[Row]) -> int:
+    """Print the faults of rows; return 1 if there are any."""
+    faulty = [row for row in rows if row.faults()]
+    print(f"{len(faulty)} of {len(rows)} launches do not pass")
+    for row in faulty:
+        print(f"{_name((row.gpu, *row.key))}: {'; '.join(row.faults())}")
     return bool(faulty)
 
 
-def _is_chosen(plan: Plan | Row, only: list[list[str]]) -> bool:
-    """Whether `only` selects a plan; an empty list selects all."""
+def _is_chosen(plan: Plan | Row, patterns: list[str]) -> bool:
+    """Whether one of the patterns matches a plan's name."""
     texts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
-    return not only or any(
-        all(wanted in ("", fact) for wanted, fact in zip(one, texts, strict=False)) for one in only
-    )
+    return any(fnmatchcase(":".join(texts), pattern) for pattern in patterns)
 
 
 def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> Iterator[str]:
     """Yield the differences from a table: of all plans, and of a sample that is compiled.
 
-    If another NVRTC made the table, only plans are compared. The sample is the same each time and
-    has equally many plans of each architecture.
+    If another NVRTC made the table, only plans are compared.
     """
-    architectures = sorted({f"sm_{plan.architecture}" for plan in plans})
+    architectures = {f"sm_{plan.architecture}" for plan in plans}
     table = {(row.gpu, row.key): row for row in rows if row.arch in architectures}
     keys, now = {row.key for row in table.values()}, {}
     for plan in plans:
         columns = planned_columns(plan)
         now[tuple(str(columns[name]) for name in KEY)] = columns, plan
     for key in keys ^ now.keys():
-        source = "the table" if key in keys else "the plans"
-        yield f"{' '.join(filter(None, key))}: only in {source}"
+        yield f"{_name(key)}: only in {'the table' if key in keys else 'the plans'}"
     for row in table.values():
         if row.key in now:
             yield from _mismatches(row, {name: now[row.key][0][name] for name in PLANNED})
     if {row.nvrtc for row in table.values()} != {nvrtc_version()}:
         return
-    draw, of_each = random.Random(_SEED), -(-sample // len(architectures))
-    chosen: list[Plan] = []
-    for arch in architectures:
-        of_arch = [now[key][1] for key in now if key in keys and key[KEY.index("arch")] == arch]
-        chosen += draw.sample(of_arch, min(of_each, len(of_arch)))
-    for row in _measure_all(chosen, jobs):
+    shared = [plan for key, (_, plan) in now.items() if key in keys]
+    for row in _measure_all(shared[:: max(1, len(shared) // sample)], jobs):
         old, checked = table[row.gpu, row.key], list(_SAME)
         if abs(old.registers - row.registers) > _REGISTERS:
             checked.append("registers")
-        for name in _NEAR:
-            was, now_is = (float(getattr(one, name) or 0) for one in (old, row))
-            if abs(now_is - was) > 0.02 * was and old.registers == row.registers:
+        for name in _NEAR if old.registers == row.registers else ():
+            numbers = (float(getattr(one, name) or 0) for one in (old, row))
+            if not math.isclose(*numbers, rel_tol=0.02):
                 checked.append(name)
         yield from _mismatches(old, {name: getattr(row, name) for name in checked})
 
@@ -119,8 +108,11 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
 def _mismatches(old: Row, same: dict[str, Any]) -> Iterator[str]:
     for column, value in same.items():
         if getattr(old, column) != value:
-            name = " ".join(filter(None, old.key))
-            yield f"{name}: {column} is {value}, the table has {getattr(old, column)}"
+            yield f"{_name(old.key)}: {column} is {value}, the table has {getattr(old, column)}"
+
+
+def _name(parts: Iterable[str]) -> str:
+    return " ".join(filter(None, parts))
 
 
 def _measure_all(plans: list[Plan], jobs: int) -> Iterator[Row]:
@@ -137,27 +129,17 @@ def _measure_all(plans: list[Plan], jobs: int) -> Iterator[Row]:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench static", description=__doc__)
-    add, names = parser.add_argument, [f"sm_{number}" for number in ARCHITECTURES]
-    add("--arch", default=",".join(names), help=f"of {', '.join(names)}")
+    add, names = parser.add_argument, list(ARCHITECTURES)
+    add("--arch", type=list_of(names), default=names, help=f"some of {', '.join(names)}")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here as well")
     add("--check", type=Path, help="compare all plans and a compiled sample with this CSV instead")
     add(
         "--only",
-        type=lambda text: [one.split(":") for one in text.split(",")],
-        default=[],
-        help="compile only these plans, and print each. A plan is OPERATOR:DIRECTION:DTYPE:SHAPE:"
-        "COUNT; fields may be empty, or left out at the end. COUNT is the rows or samples of small "
-        "work, or 'all'",
+        type=lambda text: text.split(","),
+        default=["*"],
+        help="compile only these plans, and print each: patterns of OPERATOR:DIRECTION:DTYPE:SHAPE:"
+        "COUNT, such as 'rms_norm:*:4096:all'; COUNT is the rows or samples of small work, or all",
     )
-    add("--goals", action="store_true", help="fail on late loads and missed goals, too")
-    add("--sample", type=count, default=_SAMPLE, help="plans that --check compiles")
+    add("--sample", type=count, default=60, help="about how many plans --check compiles")
     add("--jobs", type=count, default=2, help="processes that compile")
-    options = parsed(parser, argv)
-    options.arch = tuple(name.removeprefix("sm_") for name in options.arch.split(","))
-    if not ARCHITECTURES.keys() >= set(options.arch):
-        parser.error(f"--arch: expected of {', '.join(names)}")
-    if max(map(len, options.only), default=0) > _FIELDS:
-        parser.error(f"--only: expected at most {_FIELDS} fields of a plan")
-    if options.check and not options.check.is_file():
-        parser.error(f"--check: there is no file {options.check}")
-    return options
+    return parsed(parser, argv)

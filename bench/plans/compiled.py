@@ -28,7 +28,6 @@ _CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 class Compiled(NamedTuple):
     """A build, compiled; the rest is the resource usage that ptxas prints."""
 
-    ptx: str
     sass: str
     registers: int  # of a thread
     spill_stores: int  # bytes, like all that follow
@@ -40,31 +39,22 @@ class Compiled(NamedTuple):
 @lru_cache(maxsize=256)
 def compiled(build: KernelBuild, architecture: str) -> Compiled:
     """Return a build as the launcher compiles it."""
+    folder = os.environ.get("CUNORM_STATIC_CACHE")
+    if not folder:
+        return _compile(build, architecture)
     code = re.sub(r"(\s*(//.*)?\n)+", "\n", source_text(build.kernel))  # without comments
     options = _cuda.compile_options(build)
-    folder = os.environ.get("CUNORM_STATIC_CACHE")
-    key = repr((nvrtc_version(), code, *options, architecture)).encode()
-    path = Path(folder or "", sha256(key).hexdigest())
-    if folder and path.is_file():
-        log, ptx, sass = json.loads(zlib.decompress(path.read_bytes()))
-    else:
-        log, ptx, sass = _compile(build, architecture)
-        if folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f"{path.name}.{os.getpid()}")  # others see only complete files
-            new.write_bytes(zlib.compress(json.dumps([log, ptx, sass]).encode(), 1))
-            new.replace(path)
-    shared = re.search(r"(\d+) bytes smem", log)
-    (registers,) = re.findall(r"(\d+) registers", log)  # of the one kernel
-    ((stack, stores, loads),) = re.findall(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
-    )
-    usage = (registers, stores, loads, stack, shared[1] if shared else 0)
-    return Compiled(ptx, sass, *map(int, usage))
+    key = repr((nvrtc_version(), code, *options, architecture, *Compiled._fields)).encode()
+    path = Path(folder, sha256(key).hexdigest())
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.getpid()}")  # others see only complete files
+        new.write_bytes(zlib.compress(json.dumps(_compile(build, architecture)).encode(), 1))
+        new.replace(path)
+    return Compiled(*json.loads(zlib.decompress(path.read_bytes())))
 
 
-def _compile(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
-    """Return ptxas's log, the PTX and the SASS."""
+def _compile(build: KernelBuild, architecture: str) -> Compiled:
     from cupy.cuda import nvrtc
 
     own = _cuda.compile_options(build)
@@ -72,14 +62,23 @@ def _compile(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
     program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
-        ptx = nvrtc.getPTX(program)
-        text = ptx.decode() if isinstance(ptx, bytes) else ptx
-        return nvrtc.getProgramLog(program), text, disassemble(nvrtc.getCUBIN(program))
+        return _read(nvrtc.getProgramLog(program), disassemble(nvrtc.getCUBIN(program)))
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         raise RuntimeError(_cuda.compile_error_text(build, options, log)) from None
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _read(log: str, sass: str) -> Compiled:
+    """Read ptxas's log."""
+    shared = re.search(r"(\d+) bytes smem", log)
+    (registers,) = re.findall(r"(\d+) registers", log)  # of the one kernel
+    ((stack, stores, loads),) = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
+    )
+    usage = (registers, stores, loads, stack, shared[1] if shared else 0)
+    return Compiled(sass, *map(int, usage))
 
 
 def nvrtc_version() -> str:

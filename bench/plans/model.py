@@ -2,7 +2,8 @@
 """A model of GPUs, which predicts from a kernel's SASS the share of copy speed that it reaches.
 
 No number here was measured with cunorm. This file has the constants and their sources, and
-the costs of starting launches; rounds.py computes how long a launch runs.
+the costs of starting launches; rounds.py computes how long a launch runs. `occupancy` is not a
+model: it computes how many blocks fit a multiprocessor as CUDA does.
 
 The model counts the bytes of accesses, not the sectors that they touch. It ignores the partial sums
 that a streamed backward keeps in memory, and multiprocessors that stay idle because a cluster's
@@ -102,13 +103,6 @@ def issue_clocks(gpu: Gpu, work: Work) -> dict[str, float]:
     }
 
 
-class ParamGrad(NamedTuple):
-    """The launch of param_grad after a backward."""
-
-    partial_bytes: int  # of all partial sums: the backward writes them, param_grad reads them
-    serial_loads: float  # batches of loads that a thread makes one after another
-
-
 def copy_time(gpu: Gpu, moved: float) -> float:
     """Return the seconds of a copy that moves that many bytes, including its launch."""
     return LAUNCH + gpu.latency + moved / gpu.copy
@@ -119,13 +113,70 @@ def between(gpu: Gpu) -> float:
     return DEPENDENT_LAUNCH if int(gpu.architecture) >= 90 else LAUNCH
 
 
-def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
-    """Return the seconds that param_grad adds to a backward; 0 without param_grad.
+def param_grad_time(gpu: Gpu, partial_bytes: int, serial_loads: float) -> float:
+    """Return the seconds that partial sums and param_grad add to a backward.
 
     The main kernel writes the partial sums at copy speed. param_grad reads them at copy speed, or
     takes the latency of L2 for each of a thread's serial loads, whichever is longer.
     """
-    if param_grad is None:
-        return 0.0
-    moved = param_grad.partial_bytes / gpu.copy
-    return moved + between(gpu) + max(moved, param_grad.serial_loads * gpu.l2_latency)
+    moved = partial_bytes / gpu.copy
+    return moved + between(gpu) + max(moved, serial_loads * gpu.l2_latency)
+
+
+# --- occupancy ------------------------------------------------------------------------------------
+
+_WARP = 32
+_REGISTERS = 64 << 10  # of a multiprocessor; also the limit of a block
+_PARTITIONS = 4  # of a multiprocessor; each holds the registers of its own warps
+_REGISTER_UNIT = 256  # allocation unit of a warp's registers
+
+
+class Architecture(NamedTuple):
+    """The limits of a multiprocessor, and the number of multiprocessors of a GPU.
+
+    The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute
+    Capability"; the allocation of registers and shared memory, here and in `occupancy`, from
+    cuda_occupancy.h of CUDA 13.0; the size of L2 as PyTorch prints it.
+    """
+
+    warps: int
+    blocks: int
+    shared: int  # bytes
+    sm_count: int
+    l2: int  # bytes
+    shared_unit: int = 128  # allocation unit of a block's shared memory
+    reserved: int = 1 << 10  # bytes of each block's shared memory that the driver takes
+
+
+# By compute capability: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
+ARCHITECTURES = {
+    "75": Architecture(32, 16, 64 << 10, sm_count=40, l2=4 << 20, shared_unit=256, reserved=0),
+    "80": Architecture(64, 32, 164 << 10, sm_count=108, l2=40 << 20),
+    "86": Architecture(48, 16, 100 << 10, sm_count=82, l2=6 << 20),
+    "89": Architecture(48, 24, 100 << 10, sm_count=128, l2=72 << 20),
+    "90": Architecture(64, 32, 228 << 10, sm_count=132, l2=60 << 20),
+    "100": Architecture(64, 32, 228 << 10, sm_count=148, l2=126 << 20),
+    "120": Architecture(48, 24, 100 << 10, sm_count=170, l2=96 << 20),
+}
+
+
+def occupancy(architecture: Architecture, threads: int, registers: int, shared: int) -> int:
+    """Return how many blocks of so many threads fit a multiprocessor; 0 if not even one does.
+
+    `registers` are those of a thread, `shared` is a block's bytes of shared memory.
+    """
+    warps = -(-threads // _WARP)
+    of_warp = _up(registers * _WARP, _REGISTER_UNIT)
+    by_registers = _REGISTERS // _PARTITIONS // of_warp * _PARTITIONS // warps
+    of_block = _up(shared + architecture.reserved, architecture.shared_unit)
+    by_shared = architecture.shared // max(1, of_block)
+    return min(architecture.blocks, architecture.warps // warps, by_registers, by_shared)
+
+
+def l2_keeps(architecture: str, size: int) -> bool:
+    """Whether the next launch finds `size` bytes in L2, as is assumed for up to half of L2."""
+    return size <= ARCHITECTURES[architecture].l2 // 2
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

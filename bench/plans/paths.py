@@ -9,6 +9,10 @@ row's end, and code for groups and partial sums.
 A loop repeats until its accesses to a row operand make up the thread's share of the row. Of a pass
 over a streamed row, only the innermost loop is on the path: the rest, which handles remainders, is
 left out. The loop over rows, and a loop that accesses no row operand, run once.
+
+`work_of` counts the work along a path: the time of a lone warp, and the use of the pipes of the
+CUDA C++ Programming Guide's table of arithmetic throughput. An instruction in none of the lists
+takes only an issue slot.
 """
 
 from __future__ import annotations
@@ -16,7 +20,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from bench.plans.sass import Block, Instruction
+from bench.plans.model import Work
+from bench.plans.sass import Block, Instruction, registers, results
+
+_FMA = {"FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2", "HFMA2", "HMUL2", "HADD2"}
+_INTEGER = {
+    *("IADD3", "VIADD", "LOP3", "LEA", "SHF", "SHL", "PRMT", "ISETP", "FSETP", "SEL", "FSEL"),
+    *("FMNMX", "IMNMX", "VIMNMX", "IABS", "PLOP3", "IMAD", "F2FP", "MOV"),
+}
+_SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "POPC", "FLO"}
+_SHARED = {"LDS", "STS", "LDSM", "LDG", "STG", "LDGSTS", "STAS"}
+_BANK_BYTES = 128  # bytes that a multiprocessor's shared memory and L1 move per clock
+# Clocks until a result of arithmetic or of another unit can be used (published microbenchmarks
+# since Volta: 4; 18 to 33 for special functions, shuffles, shared memory).
+_ARITHMETIC, _UNIT, _UNITS = 4.0, 30.0, _SPECIAL | {"LDS", "LDSM", "SHFL"}
+_BARRIER = 30.0  # clocks until warps go on after a barrier (published microbenchmarks)
 
 Part = frozenset[int]  # the numbers of some blocks: one block, or a loop
 
@@ -39,50 +57,44 @@ class Weights(NamedTuple):
 def row_path(code: list[Block], weights: Weights) -> tuple[list[Step], list[Step]]:
     """Return the steps of a row, and those that a block runs once, before and after its rows."""
     finder = _Finder(code, weights)
-    whole = frozenset(range(len(code)))
-    path = finder.path(whole, 0, inside=False)
-    row_loop = next((part for part in path if finder.walks_rows(part, whole)), None)
-    once = [
-        step
-        for part in path
-        if part is not row_loop
-        for step in finder.steps(part, whole, 0, inside=False)
-    ]
+    path = finder.path(frozenset(range(len(code))), 0)
+    row_loop = next((part for part in path if finder.walks_rows(part)), None)
+    once = [step for part in path if part is not row_loop for step in finder.steps(part, 0)]
     return (once, []) if row_loop is None else (finder.body(row_loop), once)
 
 
 class _Finder:
-    """Finds paths through a region of blocks from its `entry`; `inside`: the region is a loop."""
+    """Finds paths through a region of blocks, the kernel or a loop, from its `entry`."""
 
     def __init__(self, code: list[Block], weights: Weights) -> None:
         self.code = code
         self.weights = weights
 
-    def walks_rows(self, part: Part, region: Part) -> bool:
+    def walks_rows(self, part: Part) -> bool:
         """Whether a part of the whole kernel is the loop over rows."""
-        if not (self.is_loop(part, region, 0, inside=False) and self._stores(part)):
+        if not (self.is_loop(part, 0) and self._stores(part)):
             return False
-        inner = self.path(part, self.header(part), inside=True)
+        inner = self.path(part, self.header(part))
         nested = any(len(other) > 1 and self._stores(other) for other in inner)
         return nested or self.weights.trips(self.body(part)) < 1.5
 
     def body(self, loop: Part) -> list[Step]:
         """Return the steps of the best path through a loop."""
         header = self.header(loop)
-        path = self.path(loop, header, inside=True)
-        return [step for part in path for step in self.steps(part, loop, header, inside=True)]
+        return [step for part in self.path(loop, header) for step in self.steps(part, header)]
 
-    def steps(self, part: Part, region: Part, entry: int, *, inside: bool) -> list[Step]:
+    def steps(self, part: Part, entry: int) -> list[Step]:
         """Return the steps of a block or a loop."""
-        if not self.is_loop(part, region, entry, inside=inside):
+        if not self.is_loop(part, entry):
             return [Step(one, 1.0) for one in self._instructions(part)]
         body = self.body(self._innermost(part))
         trips = self.weights.trips(body)
         return [Step(step.instruction, step.times * trips) for step in body]
 
-    def path(self, region: Part, entry: int, *, inside: bool) -> list[Part]:
+    def path(self, region: Part, entry: int) -> list[Part]:
         """Return the best path from `entry` to an end of the kernel; in a loop, back to `entry`."""
-        parts = components(region, lambda n: self._successors(n, region, entry, inside))
+        is_loop = any(entry in self.code[n].next for n in region)
+        parts = self._components(region, entry)
         part_of = {number: part for part in parts for number in part}
         best: dict[Part, tuple[tuple[int, int, int], list[Part]]] = {
             part_of[entry]: ((0, 0, 0), [])
@@ -92,10 +104,10 @@ class _Finder:
             if part not in best:
                 continue
             before, path = best[part]
-            own = self._key(self.steps(part, region, entry, inside=inside))
+            own = self._key(self.steps(part, entry))
             key, path = (before[0] + own[0], before[1] + own[1], before[2] + own[2]), [*path, part]
             successors = {m for n in part for m in self.code[n].next}
-            if entry in successors if inside else any(self.code[n].is_end for n in part):
+            if entry in successors if is_loop else any(self.code[n].is_end for n in part):
                 ends.append((key, path))
             others = {part_of[m] for m in successors if m in part_of and m != entry}
             for other in others - {part}:
@@ -108,18 +120,17 @@ class _Finder:
         after = {m for n, block in enumerate(self.code) if n not in loop for m in block.next}
         return min(loop & after, default=min(loop))
 
-    def is_loop(self, part: Part, region: Part, entry: int, *, inside: bool) -> bool:
-        """Whether a part of a region is a loop; edges to the entry count only outside of loops."""
-        return any(m in part for n in part for m in self._successors(n, region, entry, inside))
+    def is_loop(self, part: Part, entry: int) -> bool:
+        """Whether a part of a region is a loop, without the edges to the region's entry."""
+        return any(m in part and m != entry for n in part for m in self.code[n].next)
 
-    def _successors(self, number: int, region: Part, entry: int, inside: bool) -> list[int]:
-        return [m for m in self.code[number].next if m in region and not (inside and m == entry)]
+    def _components(self, region: Part, entry: int) -> list[Part]:
+        return components(region, lambda n: [m for m in self.code[n].next if m != entry])
 
     def _innermost(self, loop: Part) -> Part:
         """Return the innermost loop that accesses most bytes; `loop` if none in it accesses any."""
         entry = self.header(loop)
-        parts = components(loop, lambda n: self._successors(n, loop, entry, inside=True))
-        inner = [part for part in parts if self.is_loop(part, loop, entry, inside=True)]
+        inner = [part for part in self._components(loop, entry) if self.is_loop(part, entry)]
         most = max(inner, key=self._bytes, default=None)
         return self._innermost(most) if most is not None and self._bytes(most) else loop
 
@@ -148,9 +159,42 @@ def components(region: Part, successors: Callable[[int], Iterable[int]]) -> list
     while before != reached:
         before = dict(reached)
         for number in sorted(region, reverse=True):
-            for other in successors(number):
+            for other in region.intersection(successors(number)):
                 reached[number] |= reached[other]
     parts: dict[int, set[int]] = {}  # the blocks of a component reach the same blocks
     for number in sorted(region):
         parts.setdefault(reached[number], set()).add(number)
     return [frozenset(parts[bits]) for bits in sorted(parts, key=int.bit_count, reverse=True)]
+
+
+def work_of(steps: Iterable[Step]) -> Work:
+    """Return the work of a warp along a path.
+
+    A lone warp issues in order, and waits for its operands. Its waits for loads from global memory
+    and for predicates are left out.
+    """
+    ready: dict[str, float] = {}
+    clock = 0.0
+    found = Work()
+    for one, times in steps:
+        before = clock
+        clock = max([clock + 1, *(ready.get(name, 0.0) for name in registers(one.operands))])
+        if one.name == "BAR":
+            clock += _BARRIER
+        latency = _UNIT if one.name in _UNITS else _ARITHMETIC
+        ready |= dict.fromkeys(results(one), clock + latency)
+        found = found.plus(_of_instruction(one, clock - before), times)
+    return found
+
+
+def _of_instruction(one: Instruction, alone: float) -> Work:
+    return Work(
+        total=1,
+        alone=alone,
+        fma=one.name in _FMA,
+        integer=one.name in _INTEGER,
+        special=one.name in _SPECIAL,
+        shuffles=one.name == "SHFL",
+        shared=max(1.0, 32 * one.bytes / _BANK_BYTES) if one.name in _SHARED else 0.0,
+        exchanges=one.code.startswith("SYNCS.PHASECHK"),
+    )

@@ -109,9 +109,11 @@ class Plan:
         sizes = [(name in _WRITTEN, dtype.itemsize) for name, dtype in self.row_operands.values()]
         return Traffic(*(sum(size for wrote, size in sizes if wrote == one) for one in (0, 1)))
 
-    def access_bytes(self, itemsize: int) -> int:
-        """Return the planned bytes of an access to an array as large as x, from its itemsize."""
-        return min(WIDEST_ACCESS, self.number("PACK") * itemsize)
+    @property
+    def planned_bytes(self) -> int:
+        """The bytes of the narrowest access to an array as large as x; 0 without such arrays."""
+        sizes = [self.number("PACK") * dtype.itemsize for _, dtype in self.row_operands.values()]
+        return min(WIDEST_ACCESS, *sizes) if sizes else 0
 
 
 def regime(build: KernelBuild) -> str:
@@ -123,18 +125,11 @@ def regime(build: KernelBuild) -> str:
         if macros["FIND"] != macros["WRITE"]:
             return TWO_LAUNCHES
         return ONE_LAUNCH if macros["CLUSTER"] == "1" else f"cluster of {macros['CLUSTER']}"
-    return _sharing(macros) + (COPIED_AHEAD if staged_rows(macros) else "")
-
-
-def staged_rows(macros: dict[str, str]) -> int:
-    """Return how many rows of each team are copied to shared memory while it computes one."""
-    return int(macros.get("STAGES", 0))
-
-
-def _sharing(macros: dict[str, str]) -> str:
     threads, of_row = int(macros["THREADS"]), int(macros["THREADS_PER_ROW"])
     if int(macros["WIDTH"]) > of_row * int(macros["PACK"]) * int(macros["PACKS"]):
-        return STREAMED
-    if of_row > threads:
-        return f"cluster of {of_row // threads}"
-    return SEVERAL_ROWS if of_row < threads else ONE_ROW
+        sharing = STREAMED
+    elif of_row > threads:
+        sharing = f"cluster of {of_row // threads}"
+    else:
+        sharing = SEVERAL_ROWS if of_row < threads else ONE_ROW
+    return sharing + (COPIED_AHEAD if int(macros.get("STAGES", 0)) else "")

@@ -10,38 +10,36 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
 
-from bench.plans.model import ELEMENTS, MODELLED
-from bench.plans.occupancy import ARCHITECTURES
+from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
 from bench.timing.cases import OPERATORS, Operator
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
-from cunorm._core.dtypes import DTYPES
+from cunorm._core.dtypes import DTYPES, DType
 from cunorm._core.tensor import Device
 from cunorm._group_norm import builds as group_builds
 from cunorm._group_norm.schedule import cuda_schedule
 from cunorm._row_norm import builds as row_builds
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.builds import Options
+from cunorm._warmup import _ABSENT
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
-# Default plans on GPUs with goals also have the widths that goals name, and widths of models.
+# Default plans on modelled GPUs also have more widths, such as those of language models,
 _MORE_WIDTHS = (
     *(128, 512, 2048, 8192, 12288, 32768, 131072),
     *(2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672),
 )
-# Default plans on GPUs with goals also have small work: few rows of some widths, as in a model that
-# generates token by token, and group norms of one or two samples.
+# and small work: few rows of some widths, as in a model that generates token by token, and group
+# norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
 # Channels, height and width. A block holds whole groups of the smallest samples. A cluster holds
 # those of larger samples; its blocks may fill a multiprocessor. The largest need two launches.
-SAMPLES = tuple(
-    (channels, size, size)
-    for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
-    for channels in counts
+SAMPLES = (
+    *((128, 16, 16), (320, 16, 16), (320, 64, 64), (1280, 64, 64), (512, 128, 128)),
+    *((128, 256, 256), (320, 256, 256)),
 )
 GRID = (
     *("rms_norm", "layer_norm", "add_rms_norm", "rms_norm+post_gate", "rms_norm+pre_gate"),
@@ -49,6 +47,7 @@ GRID = (
 )
 _DTYPES = ("float32", "bfloat16")
 _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
+_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not options of warmup, or passed in another form
 _GPU = Device("cuda", 0)
 
 
@@ -71,23 +70,19 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
 
 
 def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
-    has_goals = architecture in MODELLED and features == features_of(architecture)
-    widths = sorted((*WIDTHS, *_MORE_WIDTHS)) if has_goals else WIDTHS
+    is_modelled = architecture in MODELLED and features == features_of(architecture)
+    widths = sorted((*WIDTHS, *_MORE_WIDTHS)) if is_modelled else WIDTHS
     norms = [one for one in OPERATORS if one.name in GRID]
     for operator, direction, dtype in product(norms, DIRECTIONS, _DTYPES):
         shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
+        counts = SMALL_SAMPLES if operator.of_channels else SMALL_ROWS
+        has_small = is_modelled and dtype == SMALL_DTYPE
         for shape in shapes:
-            counts = _small_counts(shape) if has_goals and dtype == SMALL_DTYPE else ()
-            for count in (0, *counts):
+            is_small = has_small and (operator.of_channels or shape[0] in SMALL_WIDTHS)
+            for count in (0, *(counts if is_small else ())):
                 for plan in plans(operator, direction, dtype, shape, architecture, features, count):
                     if not count or plan.regime != PARAM_GRAD:
                         yield plan
-
-
-def _small_counts(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) > 1:
-        return SMALL_SAMPLES
-    return SMALL_ROWS if shape[0] in SMALL_WIDTHS else ()
 
 
 def plans(
@@ -105,7 +100,8 @@ def plans(
     of rows or samples; 0 means that x has `ELEMENTS` elements.
     """
     rows, caps = samples or max(1, ELEMENTS // prod(shape)), _caps(architecture, features)
-    options = _options(operator, dtype, *shape)
+    x = DTYPES[dtype]
+    options = _ABSENT | warmup_options(operator, x, *shape) | {"x": x}
     if operator.of_channels:
         launches, chunk = _group_launches(operator, direction, options, rows, shape[0], caps)
     else:
@@ -132,7 +128,7 @@ def plans(
 def _group_launches(
     operator: Operator,
     direction: str,
-    options: dict[str, Any],
+    options: Options,
     samples: int,
     channels: int,
     caps: GpuCaps,
@@ -159,30 +155,15 @@ def feature_sets(architecture: str) -> list[Features]:
     return list(dict.fromkeys([features_of(architecture), Features(**has), NONE]))
 
 
-def _options(operator: Operator, dtype: str, width: int, *positions: int) -> dict[str, Any]:
-    """Return the options of `cunorm.warmup` that describe an operator's calls."""
-    x, options = DTYPES[dtype], operator.options
-    operands = {name: x if name in operator.parameters else None for name in ("weight", "bias")}
-    return operands | {
-        "x": x,
-        "residual": x if operator.has_residual else None,
-        "gate": x if operator.gate_position else None,
-        "d_residual": None,
-        "dtype": None,
-        "residual_dtype": None,
-        "center": operator.center,
-        "groups": operator.groups(width),
-        "num_groups": operator.groups(width),
-        "weight_offset": options.get("weight_offset", 0.0),
-        "round_before_weight": options.get("round_before_weight", False),
-        "gate_activation": "silu",
-        "gate_position": operator.gate_position or "post",
-        "positions": prod(positions),
-        "layout": "channels_last" if operator.memory == "NHWC" else "channels_first",
-        "activation": options.get("activation"),
-        "needs": NEEDS,
-        "accumulate": False,
-    }
+def warmup_options(operator: Operator, x: DType | bool, width: int, *positions: int) -> Options:
+    """Return the options of `warmup` for an operator's calls; operands have the dtype `x`."""
+    own = {name: value for name, value in operator.options.items() if name not in _NOT_OPTIONS}
+    options = own | dict.fromkeys(operator.leaves[1:], x) | {"d_residual": operator.has_residual}
+    if not operator.of_channels:
+        return options | {"groups": operator.groups(width)}
+    layout = "channels_last" if operator.memory == "NHWC" else "channels_first"
+    groups = {"num_groups": operator.groups(width), "positions": prod(positions)}
+    return options | groups | {"layout": layout}
 
 
 def _caps(architecture: str, features: Features) -> GpuCaps:

@@ -122,19 +122,8 @@ def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
     return max(grid.busiest / rate(times, at_once), least + min(times.memory, times.pipes))
 
 
-class Shares(NamedTuple):
-    """The ceilings and the prediction, as shares of copy speed, and the name of the limit."""
-
-    issue: float
-    overlap: float
-    traffic: float
-    waves: float
-    prediction: float
-    limit: str
-
-
-def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
-    """Return the ceilings and the prediction of a launch.
+def prediction(gpu: Gpu, one: Round, grid: Grid) -> tuple[float, str]:
+    """Return a launch's share of copy speed, and its limit.
 
     The limit is the lowest ceiling, waves, or copy if nothing limits.
     """
@@ -143,12 +132,12 @@ def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
     overlap = copied * at_once / (times.memory + times.pipes + times.own)
     if one.copied_ahead:
         overlap = min(overlap, copied / times.pipes)
-    issue, traffic = copied / one.issued, one.needed / one.moved.total
-    waves = grid.rounds / gpu.sm_count / grid.busiest
     copy = gpu.latency + grid.rounds * one.needed / gpu.copy
-    prediction = min(1.0, copy / seconds(gpu, one, grid))
-    ceilings = {one.pipe: issue, "overlap": overlap} | ({"traffic": traffic} if traffic < 1 else {})
-    limit = min(ceilings, key=lambda name: ceilings[name])
-    if prediction >= _NEAR * min(1.0, waves):
-        limit = "waves" if waves < _NEAR else "copy"
-    return Shares(issue, overlap, traffic, waves, prediction, limit)
+    share = min(1.0, copy / seconds(gpu, one, grid))
+    waves = grid.rounds / gpu.sm_count / grid.busiest
+    if share >= _NEAR * min(1.0, waves):
+        return share, "waves" if waves < _NEAR else "copy"
+    ceilings = {one.pipe: copied / one.issued, "overlap": overlap}
+    if one.moved.total > one.needed:
+        ceilings["traffic"] = one.needed / one.moved.total
+    return share, min(ceilings, key=lambda name: ceilings[name])

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from bench.plans.compiled import compiled, nvrtc_version
 from bench.plans.model import GPUS
 from bench.plans.plan import PARAM_GRAD, STREAMED, Plan
-from bench.plans.ptx import accesses
-from bench.plans.speed import blocks_per_sm, speed
+from bench.plans.speed import blocks_per_sm, narrowest_access, speed
 
 KEY = (
     *("arch", "features", "operator", "memory", "direction", "dtype", "shape", "count"),
@@ -21,7 +20,7 @@ PLANNED = ("regime", "threads", "threads_per_row", "pack", "packs", "planned_byt
 
 @dataclass(frozen=True)
 class Row:
-    """One launch of a call on one architecture; sizes are in bytes, accesses are those of the PTX.
+    """One launch of a call on one architecture; sizes are in bytes.
 
     The predictions are by a model (rounds.py), not measured, and empty if it does not have the GPU.
     """
@@ -51,13 +50,12 @@ class Row:
     blocks_per_sm: int
     planned_bytes: int  # of the narrowest access to an array as large as x; 0 without such arrays
     narrowest_bytes: int  # as it is compiled
-    narrowed: str  # such accesses that are narrower than planned, as "operand:bytes"
-    late_loads: str  # of a row norm: loads after a row's first store (reads.py)
-    instructions: str  # warp instructions times 32 for each element of x (reads.py, packs.py)
-    prediction: str  # the launch's share of copy speed
-    call_prediction: str  # the share of the whole call, launches included, on its last line
-    microseconds: str  # of the whole call
-    limit: str  # what limits the launch; "copy" if nothing does
+    late_loads: str = ""  # of a row norm: loads after a row's first store (reads.py)
+    instructions: str = ""  # warp instructions times 32 for each element of x (reads.py)
+    prediction: str = ""  # the launch's share of copy speed
+    call_prediction: str = ""  # the share of the whole call, launches included, on its last line
+    microseconds: str = ""  # of the whole call
+    limit: str = ""  # what limits the launch; "copy" if nothing does
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -66,32 +64,24 @@ class Row:
 
     def faults(self) -> list[str]:
         """Return the faults for which the exit status is 1."""
-        found = []
-        if self.spill_stores or self.spill_loads:
-            found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
-        if self.stack:
-            found.append(f"has a stack frame of {self.stack} bytes")
-        if self.narrowed:
-            found.append(f"accesses are narrower than {self.planned_bytes} bytes: {self.narrowed}")
-        if not self.blocks_per_sm:
-            found.append("a multiprocessor has not room for one block")
-        return found
-
-    def late(self) -> list[str]:
-        """Return the fault of loads after stores, for plans that keep rows in registers."""
-        if self.regime == STREAMED or self.late_loads in ("", "0"):
-            return []
-        return [f"{self.late_loads} loads come after the row's first store"]
+        narrow, planned = self.narrowest_bytes, self.planned_bytes
+        is_kept = self.late_loads and self.regime != STREAMED
+        faults = {
+            f"spills {self.spill_stores} bytes": self.spill_stores,
+            f"loads {self.spill_loads} spilled bytes": self.spill_loads,
+            f"has a stack frame of {self.stack} bytes": self.stack,
+            f"accesses {narrow} bytes at once, planned are {planned}": narrow < planned,
+            f"{self.late_loads} loads come after a row's first store": (
+                is_kept and int(self.late_loads)
+            ),
+            "a multiprocessor has not room for one block": not self.blocks_per_sm,
+        }
+        return [text for text, is_there in faults.items() if is_there]
 
 
 def measure(plan: Plan) -> list[Row]:
     """Compile a plan; return a line for each GPU of the model, or a line without predictions."""
-    found, operands = compiled(plan.build, plan.architecture), plan.row_operands
-    widths = [
-        (operands[slot][0], size, plan.access_bytes(operands[slot][1].itemsize))
-        for size, slot in accesses(found.ptx, plan.pointers)
-        if slot in operands
-    ]
+    found = compiled(plan.build, plan.architecture)
     static = planned_columns(plan) | {
         "nvrtc": nvrtc_version(),
         "registers": found.registers,
@@ -100,26 +90,22 @@ def measure(plan: Plan) -> list[Row]:
         "stack": found.stack,
         "shared": found.shared + plan.launch.shared,
         "blocks_per_sm": blocks_per_sm(plan),
-        "narrowest_bytes": min((size for _, size, _ in widths), default=0),
-        "narrowed": " ".join(
-            sorted({f"{name}:{size}" for name, size, least in widths if size < least})
-        ),
+        "narrowest_bytes": narrowest_access(plan),
     }
     gpus = {name: one for name, one in GPUS.items() if one.architecture == plan.architecture}
     if plan.regime == PARAM_GRAD or plan.features or not gpus:
-        return [Row(gpu="", **static, **speed(plan, None)._asdict())]
-    return [Row(gpu=name, **static, **speed(plan, gpu)._asdict()) for name, gpu in gpus.items()]
+        return [Row(gpu="", **static, **speed(plan, None))]
+    return [Row(gpu=name, **static, **speed(plan, gpu)) for name, gpu in gpus.items()]
 
 
 def planned_columns(plan: Plan) -> dict[str, str | int]:
     """Return the columns of a plan that need no compiling."""
     same = ("features", "operator", "memory", "direction", "dtype", "shape", "count", "step")
-    sizes = [plan.access_bytes(dtype.itemsize) for _, dtype in plan.row_operands.values()]
-    return {name: getattr(plan, name) for name in (*same, "regime", "threads")} | {
+    names = (*same, "regime", "threads", "planned_bytes")
+    return {name: getattr(plan, name) for name in names} | {
         "arch": f"sm_{plan.architecture}",
         "kernel": plan.build.kernel,
         "threads_per_row": plan.number("THREADS_PER_ROW", 0),
         "pack": plan.number("PACK"),
         "packs": plan.number("PACKS"),
-        "planned_bytes": min(sizes, default=0),
     }

@@ -8,50 +8,38 @@ norm walk several rows, the instructions that run once are divided among these r
 from __future__ import annotations
 
 from math import ceil, prod
-from typing import NamedTuple
 
 from bench.plans.compiled import compiled
 from bench.plans.model import (
+    ARCHITECTURES,
     LAUNCH,
-    MODELLED,
     Gpu,
-    ParamGrad,
     Traffic,
     Work,
     between,
     copy_time,
+    l2_keeps,
+    occupancy,
     param_grad_time,
 )
-from bench.plans.occupancy import ARCHITECTURES, l2_keeps, occupancy
-from bench.plans.packs import MIN_BYTES, Packs, executed
-from bench.plans.plan import PARAM_GRAD, STREAMED, Plan, staged_rows
-from bench.plans.reads import Counts, Operands, loads_at_once, read
-from bench.plans.rounds import Grid, Round, round_of, seconds, shares
+from bench.plans.plan import PARAM_GRAD, STREAMED, Plan
+from bench.plans.reads import MIN_BYTES, Counts, Operands, Packs, executed, loads_at_once, read
+from bench.plans.rounds import Grid, Round, prediction, round_of, seconds
+from bench.plans.sass import traced
 
+Columns = dict[str, str]
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # macros; offsets of param_grad's pointers
 
 
-class Speed(NamedTuple):
-    """The columns; unknown ones are empty."""
-
-    late_loads: str = ""
-    instructions: str = ""
-    prediction: str = ""
-    limit: str = ""
-    call_prediction: str = ""
-    microseconds: str = ""
-
-
-def speed(plan: Plan, gpu: Gpu | None) -> Speed:
+def speed(plan: Plan, gpu: Gpu | None) -> Columns:
     """Return the columns of a launch, and of its call if this is the last launch but param_grad.
 
     Without a GPU, only counts are there. Packs of a group norm that are too small have no counts.
     """
     if plan.regime == PARAM_GRAD or not blocks_per_sm(plan):
-        return Speed()
-    return (
-        _of_rows(plan, gpu) if plan.build.kernel.startswith("row_norm") else _of_groups(plan, gpu)
-    )
+        return {}
+    of_kernel = _of_rows if plan.build.kernel.startswith("row_norm") else _of_groups
+    return of_kernel(plan, gpu)
 
 
 def blocks_per_sm(plan: Plan) -> int:
@@ -61,37 +49,46 @@ def blocks_per_sm(plan: Plan) -> int:
     return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.launch.shared)
 
 
-def _with_predictions(
-    counts: Speed, gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float
-) -> Speed:
-    """Add the predictions of a launch and, if it has a time, of its call, which moves bytes."""
-    found = shares(gpu, *launch)
-    columns = counts._replace(prediction=f"{found.prediction:.3f}", limit=found.limit)
-    if not time:
-        return columns
-    share = min(1.0, copy_time(gpu, moved) / time)
-    return columns._replace(call_prediction=f"{share:.3f}", microseconds=f"{1e6 * time:.1f}")
+def narrowest_access(plan: Plan) -> int:
+    """Return the bytes of the narrowest access to arrays as large as x; 0 without such arrays.
+
+    Accesses that may also be to other arrays, such as statistics, do not count. Nearly every array
+    as large as x has others.
+    """
+    sass = compiled(plan.build, plan.architecture).sass
+    _, found = traced(sass, plan.architecture, plan.pointers)
+    rows = plan.row_operands.keys()
+    return min((one.bytes for one, slots in found.items() if slots and slots <= rows), default=0)
+
+
+def _predictions(gpu: Gpu, launch: tuple[Round, Grid], moved: float, time: float) -> Columns:
+    """Return the predictions of a launch and, if it has a time, of its call, which moves bytes."""
+    share, limit = prediction(gpu, *launch)
+    columns = {"prediction": f"{share:.3f}", "limit": limit}
+    if time:
+        columns["call_prediction"] = f"{min(1.0, copy_time(gpu, moved) / time):.3f}"
+        columns["microseconds"] = f"{1e6 * time:.1f}"
+    return columns
 
 
 # --- row norms ------------------------------------------------------------------------------------
 
 
-def _of_rows(plan: Plan, gpu: Gpu | None) -> Speed:
+def _of_rows(plan: Plan, gpu: Gpu | None) -> Columns:
     rows = {slot: dtype.itemsize for slot, (_, dtype) in plan.row_operands.items()}
-    others = plan.pointers - plan.parameters - set(rows)
-    operands = Operands(rows, plan.parameters, others, _share(plan))
+    operands = Operands(rows, plan.parameters, plan.pointers, _share(plan))
     found = read(compiled(plan.build, plan.architecture).sass, plan.architecture, operands)
-    if found.work.total == 0 or (found.loaded == 0 and not staged_rows(plan.macros)):
+    if found.work.total == 0 or (found.loaded == 0 and not plan.number("STAGES", 0)):
         raise ValueError(f"no loads of a row were found in the SASS of {plan}")
     instructions = found.work.plus(found.work_once, 1 / _passes(plan)).total / _share(plan)
-    columns = Speed(str(found.late_loads), f"{instructions:.1f}")
+    columns = {"late_loads": str(found.late_loads), "instructions": f"{instructions:.1f}"}
     if gpu is None:
         return columns
     grid = _grid(plan, gpu)
     launch = _round(plan, gpu, found, grid), grid
     moved = plan.rows * int(plan.shape) * plan.traffic.total
-    time = LAUNCH + seconds(gpu, *launch) + param_grad_time(gpu, param_grad_of(plan))
-    return _with_predictions(columns, gpu, launch, moved, time)
+    time = LAUNCH + seconds(gpu, *launch) + _param_grad(plan, gpu)
+    return columns | _predictions(gpu, launch, moved, time)
 
 
 def _grid(plan: Plan, gpu: Gpu) -> Grid:
@@ -128,7 +125,7 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
         found.waits * row_latency + parameters * (gpu.latency if are_first else gpu.l2_latency),
         elements * traffic.total,
         Traffic(elements * reads, elements * traffic.writes),
-        min(staged_rows(plan.macros), ceil(passes)),
+        min(plan.number("STAGES", 0), ceil(passes)),
     )
 
 
@@ -148,11 +145,11 @@ def _passes(plan: Plan) -> float:
     return max(1.0, plan.rows / rows_at_once)
 
 
-def param_grad_of(plan: Plan) -> ParamGrad | None:
-    """Return the param_grad launch after a backward, on GPUs of the model, if there is one."""
+def _param_grad(plan: Plan, gpu: Gpu) -> float:
+    """Return the seconds of the param_grad launch after a backward, 0 if there is none."""
     launch, architecture = plan.param_grad, plan.architecture
-    if launch is None or architecture not in MODELLED:
-        return None
+    if launch is None:
+        return 0.0
     macros = dict(launch.build.macros)
     sums = [slot for name, slot in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))
@@ -161,27 +158,28 @@ def param_grad_of(plan: Plan) -> ParamGrad | None:
     at_once = [max(1.0, loads_at_once(sass, architecture, slot, pointers)) for slot in sums]
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
-    return ParamGrad(len(sums) * parts * plan.launch.sums_pitch * itemsize, serial)
+    return param_grad_time(gpu, len(sums) * parts * plan.launch.sums_pitch * itemsize, serial)
 
 
 # --- group norms ----------------------------------------------------------------------------------
 
 
-def _of_groups(plan: Plan, gpu: Gpu | None) -> Speed:
+def _of_groups(plan: Plan, gpu: Gpu | None) -> Columns:
     found = _executed(plan)
     if found is None:
-        return Speed()
-    columns = Speed(instructions=f"{found.total * plan.threads / block_elements(plan):.1f}")
+        return {}
+    instructions = found.total * plan.threads / block_elements(plan)
+    columns = {"instructions": f"{instructions:.1f}"}
     if gpu is None:
         return columns
     launches = [_launch(one, gpu) for one in (plan.before, plan) if one is not None]
     if plan.step == "find":
-        return _with_predictions(columns, gpu, launches[-1], 0, 0)
+        return columns | _predictions(gpu, launches[-1], 0, 0)
     times = [seconds(gpu, *one) for one in launches]
     of_chunk = LAUNCH + between(gpu) * (len(times) - 1) + sum(times)
-    time = ceil(plan.rows / plan.chunk) * of_chunk + param_grad_time(gpu, param_grad_of(plan))
+    time = ceil(plan.rows / plan.chunk) * of_chunk + _param_grad(plan, gpu)
     moved = plan.rows * _sample_elements(plan) * call_traffic(plan).total
-    return _with_predictions(columns, gpu, launches[-1], moved, time)
+    return columns | _predictions(gpu, launches[-1], moved, time)
 
 
 def call_traffic(plan: Plan) -> Traffic:

@@ -14,20 +14,21 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
-
-import numpy as np
 
 import cunorm
 from bench.plans.plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
 from bench.plans.planned import DIRECTIONS, feature_sets, plans
 from bench.report.records import write_csv
+from bench.timing import gpu
 from bench.timing.arguments import count, list_of, parsed
+from bench.timing.arrays import upload
 from bench.timing.cases import (
     DTYPES,
     OPERATORS,
@@ -85,7 +86,6 @@ class Row:
     read_again: int  # of those that the regime reads a second time, because it does not keep them
     moved: int  # by all accesses to them
     ratio: str  # of moved to minimum + read_again
-    others: int  # of parameters, statistics, partial sums and the workspace, once for each kernel
     of_sectors: str  # moved divided by the bytes of the sectors that the warps' accesses touch
 
     def fault(self) -> str:
@@ -113,12 +113,9 @@ def main(argv: list[str]) -> int:
     rows = list(_measure_all(chosen, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    widths = (22, 5, 9, 9, 36, 14, 10, 10, 10, 8, 10, 10)
-    for cells in (Row.__dataclass_fields__, *map(astuple, rows)):
-        print(*(f"{cell!s:<{width}}" for cell, width in zip(cells, widths, strict=True)))
-    faults = [f"{row}: {row.fault()}" for row in rows if row.fault()]
-    print(*faults, sep="\n")
-    return bool(faults)
+    for row in rows:
+        print(row, row.fault())
+    return any(row.fault() for row in rows)
 
 
 def _measure_all(chosen: list[Call], jobs: int) -> Iterator[Row]:
@@ -154,26 +151,17 @@ def measure(call: Call) -> Row:
     minimum, read_again = len(names) * size, len(_read_again(call, names)) * size
     moved = sum(found.loaded + found.stored for found in large)
     sectors = sum(found.load_sectors + found.store_sectors for found in large)
-    others: dict[tuple[str, int], int] = {}  # the most that one launch of a kernel touches
-    for launch in launches:
-        for found in launch.ranges:
-            if not any(found.begin <= pointer < found.end for pointer in pointers):
-                key = launch.kernel, found.begin
-                touched = found.distinct_loaded, found.distinct_stored
-                others[key] = max(others.get(key, 0), *touched)
     return Row(
         *(call.operator.name, call.operator.memory, call.direction, call.dtype, call.regime),
         "x".join(map(str, call.shape)),
         *(minimum, read_again, moved, f"{moved / (minimum + read_again):.4f}"),
-        sum(others.values()),
         f"{moved / (_SECTOR * sectors):.3f}",
     )
 
 
 def _has(operator: Operator, name: str) -> bool:
-    if "residual" in name:
-        return operator.has_residual
-    return name not in ("gate", "dgate") or operator.gate_position is not None
+    operand = "residual" if "residual" in name else name.removeprefix("d")
+    return operand in ("y", *operator.leaves)
 
 
 def _read_again(call: Call, names: list[str]) -> set[str]:
@@ -191,12 +179,9 @@ def _read_again(call: Call, names: list[str]) -> set[str]:
 def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
     """Make a call, and return its launches and the addresses of its arrays as large as x."""
     softgpu.load()
-    import cupy
-
-    operator = call.operator
+    put, operator = partial(upload, gpu.cupy()), call.operator
     host = host_operands(operator, call.dtype, call.shape)
-    last = operator.memory == "NHWC"
-    arrays = {name: _put(cupy, array, last and array.ndim == 4) for name, array in host.items()}
+    arrays = {name: put(array) for name, array in host.items()}
     features = ",".join(name for name in MIN_CAPABILITY if getattr(call.features, name)) or "none"
     few = {"multiprocessors": 1} if COPIED_AHEAD in call.regime else {}
     with (
@@ -211,9 +196,9 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
             else:
                 saved = training_forward(reference, operator, host)()
                 if operator.has_residual:
-                    arrays["x"] = cupy.asarray(saved.residual.astype(host["x"].dtype))
+                    arrays["x"] = put(saved.residual.astype(host["x"].dtype))
                 statistics = {
-                    name: cupy.asarray(getattr(saved, name).astype("float32"))
+                    name: put(getattr(saved, name).astype("float32"))
                     for name in ("rstd", *(("mean",) if operator.center else ()))
                 }
                 forward = NormForward(residual=arrays["x"], **statistics)
@@ -225,10 +210,3 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
     found = result._asdict()
     found = found | arrays | {"residual_out": found.get("residual")}
     return launches, {found[name].data.ptr for name in names}
-
-
-def _put(cupy: Any, array: Any, last: bool) -> Any:
-    """Copy an array to the GPU; with `last`, the channels, axis 1, stay last in memory."""
-    if not last:
-        return cupy.asarray(array)
-    return cupy.asarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)

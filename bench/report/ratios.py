@@ -42,11 +42,6 @@ class Ratio:
         """The elements of x."""
         return math.prod(map(int, self.shape.split("x")))
 
-    @property
-    def x_bytes(self) -> int:
-        """The size of x."""
-        return x_bytes(self.shape, self.dtype)
-
 
 def label(operator: str, memory: str) -> str:
     """Return the operator's name with the order of its axes in memory, if there is one."""
@@ -106,6 +101,11 @@ def grouped(found: Iterable[Ratio]) -> dict[tuple[str, str, str], list[Ratio]]:
     for one in found:
         groups.setdefault((one.label, one.direction, one.dtype), []).append(one)
     return groups
+
+
+def large(found: Iterable[Ratio]) -> list[Ratio]:
+    """Return the ratios of points whose x has 1 MiB or more; smaller calls are mostly host time."""
+    return [ratio for ratio in found if x_bytes(ratio.shape, ratio.dtype) >= 1 << 20]
 
 
 def points_without(rows: Sequence[Row], provider: str) -> list[str]:

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench table`: cunorm and other providers as a Markdown table, from a CSV of timings.
 
-With --page, all tables of a page are rewritten, also those of accuracy and of predictions. The exit
-status is 1 if --goals finds a missed goal, or --check a difference.
+With --page, all tables of a page are rewritten, also those of accuracy and of predictions.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from bench.accuracy import errors as accuracy_errors
 from bench.plans import rows as static_rows
-from bench.report import goals, static_tables
+from bench.report import static_tables
 from bench.report.ratios import (
     Ratio,
     geometric_mean,
     grouped,
+    large,
     load,
     measured,
     points_without,
@@ -31,6 +31,7 @@ from bench.report.records import read_csv
 from bench.timing.rows import Row
 
 _BLOCK = re.compile(r"(<!-- (cpu|accuracy|prediction)-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
+_DIRECTIONS = ("forward", "backward")
 _PEERS = ("torch", "torch.compile", "jax")  # of the table of peers
 _LEGEND = (
     "× torch: torch's time divided by cunorm's, as a geometric mean over the points, with the "
@@ -51,49 +52,36 @@ _OF_PEERS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table or write a page's; return 1 on a missed goal or, with --check, a difference."""
+    """Print a table or write a page's."""
     parser = argparse.ArgumentParser(prog="python -m bench table", description=__doc__)
-    add = parser.add_argument
-    add("csv", type=Path, nargs="?", metavar="CSV", help="from `python -m bench`")
-    add("--goals", action="store_true", help="also compare with the goals for a CPU")
+    parser.add_argument("csv", type=Path, nargs="?", metavar="CSV", help="from `python -m bench`")
     page_help = (
         "instead of printing, rewrite the tables between <!-- cpu-table: CSV --> (or "
         "accuracy-table, prediction-table) and <!-- end --> in this file; the CSV's path is "
         "relative to the file's folder"
     )
-    add("--page", type=Path, help=page_help)
-    add("--check", action="store_true", help="with --page: only print the differences")
+    parser.add_argument("--page", type=Path, help=page_help)
     options = parser.parse_args(argv)
     if (options.csv is None) == (options.page is None):
         parser.error("expected either a CSV or --page, whose markers name one")
-    if (options.check and not options.page) or (options.goals and options.page):
-        parser.error("--check is for --page, --goals for a CSV")
     try:
         if options.page:
-            return _write(options.page, only_compare=options.check)
-        rows = load(options.csv)
-        print(markdown(rows))
-        checked = goals.goals(rows) if options.goals else []
+            options.page.write_text(rewritten(options.page), encoding="utf-8")
+        else:
+            print(markdown(load(options.csv)))
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    if checked:
-        print(f"\n{goals.table(checked)}")
-    return 0 if all(goal.met for goal in checked) else 1
+    return 0
 
 
-def _write(path: Path, *, only_compare: bool) -> int:
+def rewritten(path: Path) -> str:
+    """Return a page with its tables as the CSVs have them."""
     old = path.read_text(encoding="utf-8")
     if not old.count("-table: ") == len(_BLOCK.findall(old)) > 0:
         raise ValueError(
             "expected <!-- cpu-table: CSV --> or the like on a line, and <!-- end --> after it"
         )
-    new = _BLOCK.sub(lambda found: f"{found[1]}{_table(path.parent, found)}\n{found[4]}", old)
-    if only_compare:
-        lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
-        sys.stdout.writelines(difflib.unified_diff(*lines, "what is there", "of the CSV"))
-        return 0 if old == new else 1
-    path.write_text(new, encoding="utf-8")
-    return 0
+    return _BLOCK.sub(lambda found: f"{found[1]}{_table(path.parent, found)}\n{found[4]}", old)
 
 
 def _table(folder: Path, found: re.Match[str]) -> str:
@@ -112,65 +100,55 @@ def markdown(rows: Sequence[Row]) -> str:
         providers = sorted({row.provider for row in rows})
         raise ValueError(f"no point has both cunorm and torch; there are {', '.join(providers)}")
     ungated = ratios(rows, "cunorm", "cunorm-ungated")
-    columns = [("× torch", speeds), ("/ copy", ratios(rows, "cunorm", "copy"))]
-    columns += [("/ ungated", ungated)] if ungated else []
-    dtypes = _dtypes(rows)
-    lines = _lines(rows, [(*column, dtype) for column in columns for dtype in dtypes], named=True)
+    columns = {"× torch": speeds, "/ copy": ratios(rows, "cunorm", "copy")}
+    if ungated:
+        columns["/ ungated"] = ungated
+    there = dict.fromkeys(row.dtype for row in rows)
+    dtypes = [name for name in there if name != "float16" or "bfloat16" not in there]
+    lines = _lines(list(product(columns, dtypes)), columns, named=True)
     notes = [f"{_LEGEND}{_UNGATED if ungated else ''}{_AUTOGRAD}"]
-    if over := goals.halves(rows):
-        notes.append(f"The time on float16 is {_cell(over, max)} of that on bfloat16.")
+    if halves := large(_halves(rows)):
+        notes.append(f"The time on float16 is {_cell('/', halves)} of that on bfloat16.")
     notes.append(measured(rows))
     if left_out := points_without(rows, "cunorm"):
         notes.append(f"Without cunorm: {', '.join(left_out)}.")
     lines += ["", *textwrap.wrap(" ".join(notes), width=120)]
     peers = [name for name in _PEERS if any(row.provider == name for row in rows)]
     if len(peers) > 1:
-        of_peers = {name: goals.large(ratios(rows, name, "cunorm")) for name in peers}
+        of_peers = {f"× {name}": large(ratios(rows, name, "cunorm")) for name in peers}
         late = any(row.by_host_clock for row in rows if row.provider in peers)
         note = _OF_PEERS + (" The times of jax include host time." if late else "")
-        found = [(f"× {name}", of_peers[name], dtype) for dtype in dtypes for name in peers]
-        lines += ["", *textwrap.wrap(note, width=120), "", *_lines(rows, found)]
+        heads = [(name, dtype) for dtype in dtypes for name in of_peers]
+        lines += ["", *textwrap.wrap(note, width=120), "", *_lines(heads, of_peers)]
     return "\n".join(lines)
 
 
-def _lines(
-    rows: Iterable[Row], columns: Sequence[tuple[str, list[Ratio], str]], *, named: bool = False
-) -> list[str]:
-    """Return the lines of a table whose columns each have a name, ratios and a dtype.
+def _halves(rows: Iterable[Row]) -> list[Ratio]:
+    """Return cunorm's time on float16 over that on bfloat16."""
+    ours = [row for row in rows if row.provider == "cunorm"]
+    by_dtype = [replace(row, provider=row.dtype, dtype="float16") for row in ours]
+    return ratios(by_dtype, "float16", "bfloat16")
 
-    The worst ratio of a speed is the smallest, that of a time the largest. With `named`, the
-    shapes of the worst speeds are named.
-    """
-    heads = [f"{name}, {dtype}" for name, _, dtype in columns]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
-    by_norm = [(name[0] == "×", grouped(found), dtype) for name, found, dtype in columns]
-    rows = list(rows)
-    there = {(f"{row.operator} {row.memory}".rstrip(), row.direction): None for row in rows}
-    for label in dict.fromkeys(label for label, _ in there):
-        for direction in ("forward", "backward"):
-            if (label, direction) in there:
-                cells = (
-                    _cell(found.get((label, direction, dtype)), min, named=named)
-                    if is_speed
-                    else _cell(found.get((label, direction, dtype)), max)
-                    for is_speed, found, dtype in by_norm
-                )
-                lines.append(f"| {label} {direction} | {' | '.join(cells)} |")
+
+def _lines(
+    heads: Sequence[tuple[str, str]], columns: dict[str, list[Ratio]], *, named: bool = False
+) -> list[str]:
+    """Return the lines of a table whose columns each have a name of ratios and a dtype."""
+    lines = [f"| | {' | '.join(map(', '.join, heads))} |", f"|---|{'---|' * len(heads)}"]
+    groups = {name: grouped(found) for name, found in columns.items()}
+    there = [(one.label, one.direction) for found in columns.values() for one in found]
+    for label, direction in product(dict.fromkeys(name for name, _ in there), _DIRECTIONS):
+        if (label, direction) in there:
+            found = ((name, groups[name].get((label, direction, dtype))) for name, dtype in heads)
+            cells = (_cell(name, chosen, named=named and name[0] == "×") for name, chosen in found)
+            lines.append(f"| {label} {direction} | {' | '.join(cells)} |")
     return lines
 
 
-def _cell(
-    chosen: Sequence[Ratio] | None, worst: Callable[..., Ratio], *, named: bool = False
-) -> str:
-    """Return the mean of ratios and the worst of them, which `worst` chooses."""
+def _cell(name: str, chosen: Sequence[Ratio] | None, *, named: bool = False) -> str:
+    """Return the mean of ratios and the worst: of speeds, "×", the smallest, else the largest."""
     if not chosen:
         return "–"
-    one = worst(chosen, key=lambda ratio: ratio.value)
-    at = f" at {one.shape}" if named else ""
-    return f"{geometric_mean(chosen):.2f} ({one.value:.2f}{at})"
-
-
-def _dtypes(rows: Iterable[Row]) -> list[str]:
-    """Return the dtypes that have columns: if bfloat16 is there, float16 has none."""
-    there = list(dict.fromkeys(row.dtype for row in rows))
-    return [name for name in there if name != "float16" or "bfloat16" not in there]
+    worst = (min if name[0] == "×" else max)(chosen, key=lambda ratio: ratio.value)
+    at = f" at {worst.shape}" if named else ""
+    return f"{geometric_mean(chosen):.2f} ({worst.value:.2f}{at})"

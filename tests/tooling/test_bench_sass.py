@@ -8,24 +8,23 @@ from itertools import product
 import pytest
 
 from bench.plans.model import (
+    ARCHITECTURES,
     EXCHANGE,
     GPUS,
     Gpu,
-    ParamGrad,
     Traffic,
     Work,
     between,
+    occupancy,
     param_grad_time,
 )
-from bench.plans.packs import Packs, executed
-from bench.plans.paths import Step
+from bench.plans.paths import Step, work_of
 from bench.plans.plan import TWO_LAUNCHES
 from bench.plans.planned import DIRECTIONS, feature_sets, grid, plans
-from bench.plans.reads import Operands, loads_at_once, read
-from bench.plans.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
+from bench.plans.reads import Operands, Packs, executed, loads_at_once, read
+from bench.plans.rounds import Grid, Round, Times, prediction, rate, round_of, seconds, times_of
 from bench.plans.sass import blocks
 from bench.plans.speed import block_elements, call_traffic
-from bench.plans.work import work_of
 from bench.timing.cases import OPERATORS
 
 
@@ -60,7 +59,9 @@ BRA `(.L_x_4); NOP
 $__internal_0_$__cuda_sm20_sqrt_slowpath:
 LDG.E.128 R40, desc[UR8][R2.64]; RET.REL.NODEC R30 `(row_norm_forward)
 """)
-OPERANDS = Operands({0: 2, 144: 2}, frozenset((240, 248)), frozenset((256, 264)), 16.0)
+OPERANDS = Operands(
+    {0: 2, 144: 2}, frozenset((240, 248)), frozenset((0, 144, 240, 248, 256, 264)), 16.0
+)
 
 
 def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
@@ -74,24 +75,15 @@ def test_late_loads_waits_and_the_usual_path_of_a_kept_row_are_counted():
 
 def test_loads_before_the_first_store_and_loads_of_statistics_are_not_late():
     early = KEPT.replace("LDG.E.128 R24, desc[UR8][R16.64+0x400]", "NOP")
-    assert read(early, "90", OPERANDS).late_loads == 0
     statistic = KEPT.replace("R16.64+0x400", "R28.64").replace(
         "LDC.64 R6", "LDC.64 R28, c[0x0][0x310] ;\n /*0008*/ LDC.64 R6"
     )
-    assert read(statistic, "90", OPERANDS).late_loads == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "ends"),
-    [("NOP\n.L_x_1:", [False, True]), ("@P0 EXIT\n.L_x_1:", [True, True])],
-)
-def test_a_kernel_may_end_with_an_empty_block(text, ends):
-    assert [block.is_end for block in blocks(sass(text))] == ends
+    assert [read(text, "90", OPERANDS).late_loads for text in (early, statistic)] == [0, 0]
 
 
 def test_loads_in_flight_together_are_those_before_a_value_is_needed():
-    assert loads_at_once(KEPT, "90", 0, frozenset((0, 144, 240))) == 2
-    assert loads_at_once(KEPT, "90", 240, frozenset((0, 144, 240))) == 1
+    pointers = frozenset((0, 144, 240))
+    assert [loads_at_once(KEPT, "90", slot, pointers) for slot in (0, 240)] == [2, 1]
 
 
 # --- group norms ----------------------------------------------------------------------------------
@@ -173,6 +165,29 @@ WORK = Work(total=500.0, alone=1000.0, integer=250.0)
 ROUND = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
 
 
+# Threads, registers and bytes of shared memory of blocks, and how many of them fit a multiprocessor
+# according to cuda_occupancy.h of CUDA 13.0.
+BLOCKS = (
+    *((32, 16, 0), (64, 16, 8192), (64, 24, 9250), (96, 33, 1), (128, 168, 49152)),
+    *((256, 65, 12345), (288, 224, 0), (320, 40, 4095), (512, 128, 49152), (1024, 65, 1)),
+)
+FIT = {
+    "75": (16, 8, 6, 10, 1, 3, 0, 3, 1, 0),
+    "80": (32, 18, 16, 16, 3, 3, 0, 4, 1, 0),
+    "86": (16, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+    "89": (24, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+    "90": (32, 25, 22, 16, 3, 3, 0, 4, 1, 0),
+    "100": (32, 25, 22, 16, 3, 3, 0, 4, 1, 0),
+    "120": (24, 11, 9, 16, 2, 3, 0, 4, 1, 0),
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_occupancy_is_that_of_cuda_occupancy_h(architecture):
+    limits = ARCHITECTURES[architecture]
+    assert tuple(occupancy(limits, *block) for block in BLOCKS) == FIT[architecture]
+
+
 def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
     code = "LDS.128 R4, [R2]; FFMA.FTZ R8, R4, R5, R6; SHFL.BFLY PT, R9, R8, 0x1, 0x1f"
     found = work_of(Step(one, 2.0) for one in blocks(sass(code))[0].instructions)
@@ -202,24 +217,21 @@ def test_rounds_share_memory_and_pipes():
 def test_a_prediction_is_the_formula_by_hand():
     # One round on each multiprocessor takes 4 µs. Two take 6 µs, and a copy of their bytes 5 µs.
     assert seconds(GPU, ROUND, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
-    found = shares(GPU, ROUND, Grid(200, 2, 1, 200))
-    assert found[:5] == pytest.approx((2.0, 0.5, 1.0, 1.0, 5e-6 / 6e-6))
-    assert found.limit == "overlap"
-    # The last of three waves has two blocks.
-    assert shares(GPU, ROUND, Grid(202, 3, 1, 202)).waves == pytest.approx(2.02 / 3)
+    assert prediction(GPU, ROUND, Grid(200, 2, 1, 200)) == (pytest.approx(5 / 6), "overlap")
+    # The last of three waves has two blocks. Three rounds of 2 µs of memory end after 7 µs.
+    waves = prediction(GPU, ROUND._replace(alone=1e-6), Grid(202, 3, 2, 202))
+    assert waves == (pytest.approx(5.04 / 7), "waves")
     # The port of a multiprocessor limits a lone block to 64 bytes a ns.
     assert seconds(GPU, ROUND, Grid(1, 1, 1, 1)) == pytest.approx(2e-6 + 4e4 / 64e9)
 
 
 def test_rows_that_are_copied_ahead_are_computed_one_at_a_time():
     one = ROUND._replace(alone=3e-6, copied_ahead=2)
-    assert shares(GPU, one, Grid(1000, 10, 1, 100)).overlap == pytest.approx(2 / 3)
     assert rate(*times_of(GPU, one, Grid(1000, 10, 1, 100))) < 1 / 3e-6
-    assert shares(GPU, one, Grid(1000, 10, 2, 200)).overlap == pytest.approx(4 / 3)
+    assert prediction(GPU, one, Grid(1000, 10, 1, 100))[1] == "overlap"
 
 
 def test_param_grad_takes_the_time_of_its_bytes_or_of_its_serial_loads():
-    assert param_grad_time(GPU, None) == 0.0
     written = 2.0**20 / GPU.copy
-    found = [param_grad_time(GPU, ParamGrad(1 << 20, serial)) for serial in (30.0, 0.0)]
+    found = [param_grad_time(GPU, 1 << 20, serial) for serial in (30.0, 0.0)]
     assert found == pytest.approx([written + between(GPU) + 30e-6, 2 * written + between(GPU)])

@@ -10,7 +10,6 @@ import pytest
 
 from bench.plans.plan import ONE_ROW, Plan
 from bench.plans.planned import grid
-from bench.plans.ptx import accesses
 from tests.support.internals import KernelBuild
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -76,19 +75,17 @@ def test_the_committed_table_passes_the_gate_and_has_each_launch_for_each_gpu():
 def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
     plan = plan_of(plans, "layer_norm", "forward", "float32", "4096", ONE_ROW)
     sizes = {"WIDTH": "98304", "PACKS": "24", "THREADS": "1024", "THREADS_PER_ROW": "1024"}
-    row = measure(with_macros(plan, **sizes))[0]
-    assert row.spill_stores > 0
-    assert report([row]) == 1
+    assert report(measure(with_macros(plan, **sizes))) == 1
     assert "layer_norm forward float32 4096 row_norm_forward: spills" in capsys.readouterr().out
 
 
-def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsys):
+def test_the_gate_fails_for_narrow_accesses_and_for_late_loads(plans, capsys):
     plan = plan_of(plans, "rms_norm", "forward", "bfloat16")
-    assert (plan.number("ACCESS"), plan.access_bytes(2)) == (8, 16)
     row = measure(with_macros(plan, ACCESS="1"))[0]
-    assert (row.planned_bytes, row.narrowest_bytes, row.narrowed) == (16, 2, "x:2 y:2")
-    assert report([row]) == 1
-    assert "x:2 y:2" in capsys.readouterr().out
+    assert report([row, replace(row, narrowest_bytes=16, late_loads="2")]) == 1
+    shown = capsys.readouterr().out
+    assert "accesses 2 bytes at once, planned are 16" in shown
+    assert "2 loads come after a row's first store" in shown
 
 
 def test_a_wrong_table_is_reported(plans, tmp_path):
@@ -110,36 +107,3 @@ def test_a_wrong_table_is_reported(plans, tmp_path):
         assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in difference
     assert "only in the plans" in next(differences(rows[2:], few, 2, 1))
     assert "only in the table" in next(differences(rows, few[1:], 2, 1))
-
-
-# PTX of NVRTC: an address in its own register, one in a loop, and one of a copy to shared memory.
-PTX = """
-	mov.b64 	%rd1, row_norm_forward_param_0;
-	add.s64 	%rd2, %rd1, 144;
-	ld.param.u64 	%rd3, [row_norm_forward_param_0+8];
-	ld.param.u64 	%rd4, [%rd1+48];
-	ld.param.u64 	%rd5, [%rd2+-144];
-	ld.param.u64 	%rd6, [%rd2];
-	cvta.to.global.u64 	%rd7, %rd5;
-	mad.lo.s64 	%rd8, %rd3, 4, %rd7;
-	mov.u64 	%rd9, %rd8;
-$L__BB0_1:
-	ld.global.nc.L1::no_allocate.v4.u32 	{%r1, %r2, %r3, %r4}, [%rd9+-512];
-	add.s64 	%rd9, %rd9, 4096;
-	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [%r9];
-	@%p1 bra 	$L__BB0_1;
-	cvta.to.global.u64 	%rd10, %rd4;
-	cvta.to.global.u64 	%rd11, %rd6;
-	cp.async.cg.shared.global [%r8], [%rd10], 16;
-	@%p2 st.global.v2.b64 	[%rd11+16], {%rd12, %rd13};
-	st.global.u16 	[%rd11], %rs1;
-"""
-
-
-def test_accesses_have_their_size_and_the_pointer_that_they_are_computed_from():
-    expected = {(16, 0), (16, 48), (16, 144), (2, 144)}
-    assert accesses(PTX, frozenset((0, 48, 144))) == expected
-    with pytest.raises(ValueError, match=r"access of %rd11 is computed from the pointers \[\]"):
-        accesses(PTX, frozenset((0, 48)))
-    with pytest.raises(ValueError, match=r"computed from the pointers \[0, 8\]"):
-        accesses(PTX, frozenset((0, 8, 48, 144)))
