@@ -6,7 +6,7 @@ arrays as large as x in smaller pieces than planned, or, if it is a row norm's a
 registers, loads after its first store.
 
 nvdisasm (`pip install nvidia-cuda-nvdisasm`) shows the SASS of the kernels. From counts of its
-instructions a model (model.py) predicts shares of copy speed. Predictions are not measurements.
+instructions, bench/plans/model.py predicts shares of copy speed. Predictions are not measurements.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=lambda text: text.split(","),
         default=["*"],
-        help="compile only these plans, and print each: patterns of OPERATOR:DIRECTION:DTYPE:SHAPE:"
-        "COUNT, such as 'rms_norm:*:4096:all'; COUNT is the rows or samples of small work, or all",
+        help="compile only these plans, and print each: patterns, between commas, of OPERATOR:"
+        "DIRECTION:DTYPE:SHAPE:COUNT, such as 'rms_norm:*:*:4096:all'; COUNT is the rows or samples of small work, or all",
     )
     add("--sample", type=count, default=60, help="about how many plans --check compiles")
     add("--jobs", type=count, default=2, help="processes that compile")

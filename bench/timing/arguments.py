@@ -66,7 +66,7 @@ def add_grid(parser: argparse.ArgumentParser) -> None:
     add("--direction", type=list_of(both), default=both, help=", ".join(both))
     add("--shapes", type=shapes, help="ROWSxWIDTH,...; for group norms NxCxHxW")
     add("--seconds", type=seconds, help="seconds for each point")
-    march = "compile cunorm for this -march; if it lacks AVX-512, the others do not use it"
+    march = "compile cunorm for this -march; PyTorch and JAX use no AVX-512 if it lacks it"
     add("--march", help=f"{march}; default: native")
     add("--threads", type=count, default=thread_count(), help="threads on a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")

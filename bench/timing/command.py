@@ -24,8 +24,8 @@ _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
     "Other commands, each with its own --help: against times another checkout beside this one, "
-    "accuracy measures errors, static and bytes judge the GPU plans without a GPU, table and plot "
-    "draw from the CSV"
+    "accuracy measures errors, static and bytes judge the GPU plans without a GPU, builds compiles "
+    "for a GPU check, table, plot and overview draw from CSV files"
 )
 
 
