@@ -64,7 +64,7 @@ def late_imports(package: Path) -> Iterator[str]:
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         for node in (inner for function in functions for inner in ast.walk(function)):
             is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-            if is_import and re.match(r"(from|import) (cunorm\b|\.)", ast.unparse(node)):
+            if is_import and re.match(r"from \.|(from|import) (.*, )?cunorm\b", ast.unparse(node)):
                 yield f"{path}:{node.lineno}"
 
 

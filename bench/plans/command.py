@@ -138,7 +138,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         type=lambda text: text.split(","),
         default=["*"],
         help="compile only these plans, and print each: patterns, between commas, of OPERATOR:"
-        "DIRECTION:DTYPE:SHAPE:COUNT, such as 'rms_norm:*:*:4096:all'; COUNT is the rows or samples of small work, or all",
+        "DIRECTION:DTYPE:SHAPE:COUNT, such as 'rms_norm:*:*:4096:all'; COUNT is the rows or "
+        "samples of small work, or all",
     )
     add("--sample", type=count, default=60, help="about how many plans --check compiles")
     add("--jobs", type=count, default=2, help="processes that compile")

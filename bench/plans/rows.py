@@ -65,18 +65,16 @@ class Row:
     def faults(self) -> list[str]:
         """Return the faults for which the exit status is 1."""
         narrow, planned = self.narrowest_bytes, self.planned_bytes
-        is_kept = self.late_loads and self.regime != STREAMED
-        faults = {
-            f"spills {self.spill_stores} bytes": self.spill_stores,
-            f"loads {self.spill_loads} spilled bytes": self.spill_loads,
-            f"has a stack frame of {self.stack} bytes": self.stack,
-            f"accesses {narrow} bytes at once, planned are {planned}": narrow < planned,
-            f"{self.late_loads} loads come after a row's first store": (
-                is_kept and int(self.late_loads)
-            ),
-            "a multiprocessor has not room for one block": not self.blocks_per_sm,
-        }
-        return [text for text, is_there in faults.items() if is_there]
+        late = 0 if self.regime == STREAMED else int(self.late_loads or 0)
+        faults = [
+            (self.spill_stores > 0, f"spills {self.spill_stores} bytes"),
+            (self.spill_loads > 0, f"loads {self.spill_loads} spilled bytes"),
+            (self.stack > 0, f"has a stack frame of {self.stack} bytes"),
+            (narrow < planned, f"accesses {narrow} bytes at once, planned are {planned}"),
+            (late > 0, f"{late} loads come after a row's first store"),
+            (self.blocks_per_sm == 0, "a multiprocessor has not room for one block"),
+        ]
+        return [text for is_there, text in faults if is_there]
 
 
 def measure(plan: Plan) -> list[Row]:

@@ -2,8 +2,8 @@
 """`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
 The kernels of one call of each operator and kind of plan run on the tests' software GPU, which
-counts every access to arrays as large as x. An array that a plan reads twice counts twice. The exit status is 1 if a call moves more than 1.02, or less
-than 0.999, times the necessary bytes.
+counts every access to arrays as large as x. An array that a plan reads twice counts twice. The exit
+status is 1 if a call moves more than 1.02, or less than 0.999, times the necessary bytes.
 """
 
 from __future__ import annotations

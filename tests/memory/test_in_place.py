@@ -65,7 +65,8 @@ def check(function, result, arrays, choices, kind="numpy", **options):
     """Call with results over copies of inputs, and compare with results in separate memory."""
 
     def put():
-        return {name: to(kind, array.copy()) for name, array in arrays.items()}
+        copies = {id(array): to(kind, array.copy()) for array in arrays.values()}
+        return {name: copies[id(array)] for name, array in arrays.items()}
 
     right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
     for aliases in choices:
@@ -108,6 +109,17 @@ def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
         aliases = BACKWARD_ALIASES if stream == dtype else WIDER_ALIASES
         with at(rows, width, groups):
             check(cunorm.layer_norm_backward, NormGrads, arrays, aliases, **options)
+
+
+def test_a_result_may_be_written_over_an_array_that_is_every_input():
+    for rows, width, groups in SIZES:
+        x, given = draw("x", (rows, width), "float32"), arrays_of(rows, width, "float32")
+        stream = dict.fromkeys(("x", "residual", "gate"), x) | given
+        given |= dict.fromkeys(("dy", "x", "gate", "d_residual"), x) | statistics((rows,), groups)
+        over, options = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
+        with at(rows, width, groups):
+            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **options)
+            check(cunorm.layer_norm_backward, NormGrads, given, over, **options)
 
 
 @pytest.mark.parametrize("groups", [1, 64])

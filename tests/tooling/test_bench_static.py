@@ -86,6 +86,9 @@ def test_the_gate_fails_for_narrow_accesses_and_for_late_loads(plans, capsys):
     shown = capsys.readouterr().out
     assert "accesses 2 bytes at once, planned are 16" in shown
     assert "2 loads come after a row's first store" in shown
+    assert replace(row, narrowest_bytes=row.planned_bytes).faults() == []
+    for fault in ({"stack": 8}, {"blocks_per_sm": 0}):
+        assert report([replace(row, narrowest_bytes=row.planned_bytes, **fault)]) == 1
 
 
 def test_a_wrong_table_is_reported(plans, tmp_path):

@@ -195,6 +195,9 @@ def test_a_wrong_result_is_marked_and_makes_the_status_1(name, label, factor, de
     assert status == 1
     assert re.findall("\n(.*?)  .* [\\d.inf]+  WRONG\n", output) == [label]
     assert f"\n1 of {2 * QUICK} results are further off than their bounds" in output
+    for name, is_coloured in (("FORCE_COLOR", True), ("NO_COLOR", False)):
+        monkeypatch.setenv(name, "1")
+        assert ("\033[31m" in demo(RANDOM, "--quick")[1]) == is_coloured
 
 
 def test_only_a_terminal_shows_which_builds_compile(demo, monkeypatch):
