@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = "CUNORM_CACHE_DIR"  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
-TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another status
 NOT_DONE = -1000  # the status of a run that was stopped
 
 Ran = subprocess.CompletedProcess[str]
@@ -71,16 +70,6 @@ class Tree:
                     raise
                 return Ran(command, NOT_DONE, out, f"{err}\nnot done in {seconds} s")
         return Ran(command, process.returncode, out, err)
-
-    def failures(self, tests: Sequence[str]) -> list[str]:
-        """Run tests to the end, and return those that fail."""
-        if not tests:
-            return []
-        ran = self.pytest(tests)
-        failed = [found[1] for found in FAILED.finditer(ran.stdout)]
-        if ran.returncode not in (0, TESTS_FAILED) or bool(ran.returncode) != bool(failed):
-            raise SystemExit(f"pytest ends with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-        return failed
 
 
 def last_line(ran: Ran) -> str:
