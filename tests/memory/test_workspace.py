@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import NormGrads
+from cunorm import GroupNormGrads, NormGrads
 from tests.support.calls import (
     GROUP_NORMS,
     WIDTH,
-    arrays_of,
     assert_same,
     call_of,
     devices,
@@ -113,22 +112,24 @@ def test_dx_of_float64_makes_the_sums_float64():
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320)])
 def test_a_group_norms_size_is_enough_for_any_activation_and_other_dtypes(shape, kind):
     """On a CPU, fewer bytes are refused. Nothing is launched: a result overlaps an input."""
-    choices, both = [*product(("bfloat16", "float64"), (-1, 1))], ("forward", "backward")
+    choices = [*product(("bfloat16", "float64"), (-1, 1))]
     # On a GPU each dtype once, because kernels are compiled before the overlap is found.
-    some = choices if kind == "numpy" else choices[::3]
-    for (dtype, axis), way, activation in product(some, both, ("identity", "gelu")):
-        given = shape if axis == -1 else (shape[0], shape[-1], *shape[1:-1])
-        options = {"num_groups": 2, "channel_axis": axis, "activation": activation}
-        call = call_of(f"group_norm_{way}", given, kind, **options)
-        dtypes = dict.fromkeys(("x", "dy"), dtype) | dict.fromkeys(("weight", "bias"), "float64")
-        dtypes |= dict.fromkeys(("mean", "rstd"), "float64" if dtype == "float64" else "float32")
-        for key in arrays_of(call.arrays):
-            call.arrays[key] = to(kind, draw(key, call.shapes[key], dtypes[key]))
-        out, enough = call.result(**{next(iter(call.out)): call.arrays["x"][::-1]}), size_of(call)
-        for size in [enough, enough - 4] if kind == "numpy" and enough else [enough]:
-            says = "overlaps" if size == enough else f"has {size} bytes, expected at least"
-            with at(dtype, axis, way, activation), pytest.raises(ValueError, match=says):
-                call.make(out=out, workspace=guarded(kind, size)[0])
+    for dtype, axis in choices if kind == "numpy" else choices[::3]:
+        x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
+        parameter, given = to(kind, draw("weight", shape[-1], "float64")), to(kind, x)
+        options = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
+        statistic = type(given)((len(x), 2), "float64" if dtype == "float64" else "float32")
+        back = {"dy": given, "mean": statistic, "rstd": statistic}
+        back["out"] = GroupNormGrads(dx=given[::-1])
+        rest = {"group_norm": {"out": given[::-1]}, "group_norm_backward": back}
+        for op, activation in product(rest, ("identity", "gelu")):
+            enough = cunorm.workspace_size(op, given, **options)
+            sizes = [enough, enough - 4] if kind == "numpy" and enough else [enough]
+            for size in sizes:
+                says = "overlaps" if size == enough else f"has {size} bytes, expected at least"
+                more = options | {"activation": activation, "workspace": guarded(kind, size)[0]}
+                with at(dtype, axis, op, activation), pytest.raises(ValueError, match=says):
+                    getattr(cunorm, op)(x=given, **rest[op], **more)
 
 
 def test_with_many_rows_the_size_grows_less_than_x():
