@@ -143,4 +143,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     add("--sample", type=count, default=60, help="about how many plans --check compiles")
     add("--jobs", type=count, default=2, help="processes that compile")
-    return parsed(parser, argv)
+    options = parsed(parser, argv)
+    if options.check and not options.check.is_file():
+        parser.error(f"--check: there is no file {options.check}")
+    return options

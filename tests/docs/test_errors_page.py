@@ -20,8 +20,6 @@ SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)*)", re.M)
 ROW = re.compile(r"^\| (?!message|---)(.+?) \| ", re.M)
 KIND = re.compile(r" \([^()]*(Error|Warning)[^()]*\)$")  # after a message
 X, RSTD = np.ones((2, 8), np.float32), np.ones(2, np.float32)
-
-
 rms, rms_backward = cunorm.rms_norm, cunorm.rms_norm_backward
 Calls = list[Callable[[], Any]]
 PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
