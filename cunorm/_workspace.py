@@ -147,8 +147,13 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     for slot, parameter in zip(slots, parameters, strict=True):
         check_operand(_FUNCTION, slot.argument, slot, parameter, geometry)
     validate.same_device(_FUNCTION, x, named)
-    wanted = sum(spec is not None and name in options["needs"] for name, spec in named)
-    return workspace_bound(geometry, wanted, caps_for(None, x.device)) if wanted else 0
+    given = {name: spec for name, spec in named if spec is not None}
+    row, segments = geometry.shape_of(Kind.PARAMETER), None
+    if any(spec.shape != row for spec in given.values()):
+        segments = geometry.segments(given)
+    are_sums = given.keys() - (segments.of_row if segments else ())
+    wanted = len(are_sums & {*options["needs"]})
+    return workspace_bound(geometry, wanted, segments, caps_for(None, x.device)) if wanted else 0
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
@@ -172,7 +177,7 @@ def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
     statistic = contiguous(geometry.shape_of(Kind.STATISTIC), geometry.compute, x.device)
     operands = {"weight": weight, "bias": bias, "mean": statistic, "rstd": statistic}
     scalars = backward_scalars(_FUNCTION, groups, None, axis, needs=needs)
-    like_x = [geometry.new_output(x, Kind.LIKE_X, dtype) for dtype in DTYPES.values()]
+    like_x = [geometry.new_output(x, Kind.LIKE_X, dtype, x.shape) for dtype in DTYPES.values()]
     return max(
         _planned_size(
             GROUP_BACKWARD, scalars, (*backward_inputs(dy, x, **operands), *GroupNormGrads(dx))

@@ -32,8 +32,13 @@ struct RowBuild {
 #define ROW_AXES 3
 #endif
 
+// The same for weight and bias. With 0, all rows share one row of each.
+#ifndef PARAMETER_AXES
+#define PARAMETER_AXES 0
+#endif
+
 // Where an operand's rows are; strides are in elements.
-template <class T>
+template <class T, int axes = ROW_AXES>
 struct Rows {
   T* data;
   index_t inner, middle;  // sizes of the last two leading axes
@@ -41,12 +46,17 @@ struct Rows {
 
   __device__ T* at(index_t row) const {
     if constexpr (!present<T>) return data;
-    if (ROW_AXES == 1 || row < inner) return data + row * inner_stride;
+    if (axes == 1 || row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
+    if constexpr (axes == 2) return data + rest * middle_stride + (row - rest * inner) * inner_stride;
     return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
            (row % inner) * inner_stride;
   }
 };
+
+// Where a parameter is: one row, or a row for each row of x, several of which may be the same.
+template <class T>
+using Parameter = either<PARAMETER_AXES == 0, T*, Rows<T, PARAMETER_AXES>>;
 
 template <template <class> class Arguments, class B>
 __device__ inline index_t row_width(const Arguments<B>& arguments) {
@@ -58,18 +68,45 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
+// The largest number of axes that an index in `Segments` walks. With 0, there are no segments.
+#ifndef SEGMENT_AXES
+#define SEGMENT_AXES 0
+#endif
+
+// In a backward, the rows that share their parameters are a segment. A block has rows of one
+// segment. `first` has the first row of each segment, `rows` its rows, counted from the first.
+struct Segments {
+  index_t count;
+  AxesMap first, rows;
+};
+
 // A row of x may have several groups of columns, each with its own statistics. Everywhere else in
-// the kernels, a row is one group of a row of x. BlockShare has the group that a block takes, and
-// the block's index among the blocks with that group; a cluster counts as one block.
+// the kernels, a row is one group of a row of x. BlockShare has the group and the segment that a
+// block takes, and the block's index among the blocks with that group and segment; a cluster counts
+// as one block. `part` is the block's row of partial sums (param_sums.cuh).
 struct BlockShare {
-  int groups, group, block, blocks;
+  int groups, group, part, block, blocks;
+  index_t first = 0;
+  AxesMap rows = {};
 
   __device__ BlockShare(index_t all_groups, int cluster)
       : groups(int(all_groups)),
         group(int(blockIdx.x) / cluster % groups),
-        block(int(blockIdx.x) / cluster / groups),
+        part(int(blockIdx.x) / cluster / groups),
+        block(part),
         blocks(int(gridDim.x) / cluster / groups) {}
 
-  // The index of a row of the block's group among the rows of all groups.
-  __device__ index_t row_index(index_t row) const { return row * groups + group; }
+  __device__ BlockShare(index_t all_groups, int cluster, const Segments& segments)
+      : BlockShare(all_groups, cluster) {
+    blocks /= int(segments.count);
+    block = part % blocks;
+    first = segments.first.at<SEGMENT_AXES>(part / blocks);
+    rows = segments.rows;
+  }
+
+  // The index of a row of the block's group and segment among all rows of all groups.
+  __device__ index_t row_index(index_t row) const {
+    if constexpr (SEGMENT_AXES > 0) row = first + rows.at<SEGMENT_AXES>(row);
+    return row * groups + group;
+  }
 };

@@ -2,17 +2,27 @@
 // Adds up rows of partial sums (called parts here) for dweight and dbias, in a fixed order, and
 // rounds once. Two or more parts are added up in float64, because there may be thousands.
 //
+// A gradient has a row for each segment of its parameter, which is the sum of some of the parts.
+//
 // A block takes some columns of one of the two gradients. Its threads form part_threads rows of
 // column_threads threads. A thread adds every part_threads-th part of its columns; then the first
 // row of threads adds the sums of the other rows, in order.
 #include "memory.cuh"
 #include "ptx.cuh"
 
+#ifndef SEGMENTED
+#define SEGMENTED false
+#define DGATE_T absent
+#define SCALAR_GATE false
+#endif
+
 struct Build {
   using sums_t = COMPUTE_T;
   using compute_t = TOTAL_T;
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
+  using dgate_t = DGATE_T;
+  static constexpr bool segmented = SEGMENTED;  // not: one segment, which has all parts
   static constexpr bool accumulate = ACCUMULATE;  // add to what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
@@ -23,17 +33,30 @@ struct Build {
   };
 };
 
+// The parts of a gradient: `first` has the first part of each segment, `rest` the segment's parts,
+// counted from the first.
+struct Parts {
+  index_t segments, parts;
+  AxesMap first, rest;
+};
 template <class B>
-struct Arguments {
+struct SegmentedArguments {
+  Parts dweight_parts, dbias_parts, dgate_parts;
+  const typename B::sums_t* dgate_sums;
+  typename B::dgate_t* dgate;
+};
+
+template <class B>
+struct Arguments : either<B::segmented, SegmentedArguments<B>, absent> {
   const typename B::sums_t *dweight_sums, *dbias_sums;  // part p begins at p * stride
   typename B::dweight_t* dweight;
   typename B::dbias_t* dbias;
   index_t parts, stride, width;
 };
 
-// `block` is the block's index among the blocks of this gradient.
-template <class B, class T>
-__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* sums,
+// `block` is the block's index among the blocks of this gradient; part i begins at part_at(i).
+template <class B, class T, class PartAt>
+__device__ inline void add_parts(const Arguments<B>& arguments, index_t parts, PartAt part_at,
                                  T* gradient, index_t block, typename B::Scratch& scratch) {
   const int column_thread = threadIdx.x % B::column_threads,
             part_thread = threadIdx.x / B::column_threads;
@@ -42,8 +65,8 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
   for_each_part<B>(column, arguments.width, [&](auto at) {
     Items<B> sum = {};
 #pragma unroll 8
-    for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
-      const auto found = load_pack<B>(sums + part * arguments.stride, column, arguments.width);
+    for (index_t part = part_thread; part < parts; part += B::part_threads) {
+      const auto found = load_pack<B>(part_at(part), column, arguments.width);
       for_each_item<B>(at, [&](auto item) { sum.item[item.index] += read<B>(found, item); });
     }
 
@@ -64,17 +87,55 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
   });
 }
 
+// Every block takes columns of one gradient. Blocks of dweight and of dbias take turns.
+template <class B>
+__device__ inline void add_all(const Arguments<B>& arguments, typename B::Scratch& scratch) {
+  constexpr bool both = present<typename B::dweight_t> && present<typename B::dbias_t>;
+  const index_t block = blockIdx.x / (both ? 2 : 1);
+  const auto add = [&](const typename B::sums_t* sums, auto* gradient) {
+    add_parts<B>(
+        arguments, arguments.parts, [&](index_t part) { return sums + part * arguments.stride; },
+        gradient, block, scratch);
+  };
+  if constexpr (present<typename B::dweight_t>)
+    if (!both || blockIdx.x % 2 == 0) add(arguments.dweight_sums, arguments.dweight);
+  if constexpr (present<typename B::dbias_t>)
+    if (!both || blockIdx.x % 2 == 1) add(arguments.dbias_sums, arguments.dbias);
+}
+
+// Every block takes columns of a segment of one gradient: first come the blocks of dweight, then
+// those of dbias and dgate.
+template <class B>
+__device__ inline void add_segments(const Arguments<B>& arguments, typename B::Scratch& scratch) {
+  constexpr index_t columns = B::column_threads * B::pack;
+  const index_t row_blocks = (arguments.width + columns - 1) / columns;
+  index_t block = blockIdx.x;
+  const auto add = [&](const Parts& parts, const typename B::sums_t* sums, auto* gradient) {
+    const index_t segment = block / row_blocks;
+    if (block >= 0 && segment < parts.segments)
+      add_parts<B>(
+          arguments, parts.parts,
+          [&](index_t part) {
+            return sums + (parts.first.at<2>(segment) + parts.rest.at<2>(part)) * arguments.stride;
+          },
+          gradient + segment * arguments.width, block % row_blocks, scratch);
+    block -= parts.segments * row_blocks;
+  };
+  if constexpr (present<typename B::dweight_t>)
+    add(arguments.dweight_parts, arguments.dweight_sums, arguments.dweight);
+  if constexpr (present<typename B::dbias_t>)
+    add(arguments.dbias_parts, arguments.dbias_sums, arguments.dbias);
+  if constexpr (present<typename B::dgate_t>)
+    add(arguments.dgate_parts, arguments.dgate_sums, arguments.dgate);
+}
+
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads, 1)
     param_grad(const Arguments<Build> arguments) {
   using B = Build;
   __shared__ B::Scratch scratch;
-  constexpr bool both = present<B::dweight_t> && present<B::dbias_t>;
-  const index_t block = blockIdx.x / (both ? 2 : 1);
   wait_for_prerequisites();
-  if constexpr (present<B::dweight_t>)
-    if (!both || blockIdx.x % 2 == 0)
-      add_parts<B>(arguments, arguments.dweight_sums, arguments.dweight, block, scratch);
-  if constexpr (present<B::dbias_t>)
-    if (!both || blockIdx.x % 2 == 1)
-      add_parts<B>(arguments, arguments.dbias_sums, arguments.dbias, block, scratch);
+  if constexpr (B::segmented)
+    add_segments(arguments, scratch);
+  else
+    add_all(arguments, scratch);
 }

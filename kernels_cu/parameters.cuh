@@ -5,6 +5,16 @@
 #pragma once
 #include "row.cuh"
 
+// Returns where the parameter of a row begins. One row is for all rows of x, with all groups.
+template <class T>
+__device__ inline T* parameter_of(T* parameter, index_t first_column, index_t) {
+  return parameter + first_column;
+}
+template <class T, int axes>
+__device__ inline T* parameter_of(const Rows<T, axes>& parameter, index_t, index_t row) {
+  return parameter.at(row);
+}
+
 // A thread's part of weight and bias.
 template <class B>
 struct Parameters {
@@ -12,10 +22,11 @@ struct Parameters {
   ParameterPacks<B, typename B::bias_t> bias;
   typename B::compute_t weight_offset;
 
+  // `row` is the index of a row that has these parameters among the rows of all groups.
   template <class Arguments>
-  __device__ Parameters(const Arguments& arguments, const BlockShare& share)
-      : weight(arguments.weight + share.group * row_width(arguments)),
-        bias(arguments.bias + share.group * row_width(arguments)),
+  __device__ Parameters(const Arguments& arguments, const BlockShare& share, index_t row)
+      : weight(parameter_of(arguments.weight, share.group * row_width(arguments), row)),
+        bias(parameter_of(arguments.bias, share.group * row_width(arguments), row)),
         weight_offset(arguments.weight_offset) {}
 
   template <class Chunk>

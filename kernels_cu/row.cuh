@@ -132,7 +132,13 @@ struct RowPacks {
   __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
 };
 
-// A parameter's packs, which are the same for all rows.
+// Loads one pack.
+template <class B, class T>
+__device__ inline LoadedPack<B, T> load_at(const T* row, const PackAt<B>& at) {
+  return load_where<B>(at.live, row + at.column);
+}
+
+// A parameter's packs.
 template <class B, class T>
 using ParameterPacks = RowPacks<B, T>;
 

@@ -17,12 +17,22 @@
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
+// The rows that share weight and bias are a segment; each segment has sums of its own. If each row
+// has its own weight or bias, the kernel writes the gradient itself.
+//
 // Each block adds up dweight and dbias over the rows that it walks, and writes one row of partial
 // sums (param_sums.cuh). param_grad.cu adds up these rows in a fixed order. Operands that no wanted
 // gradient needs are absent.
 #include "math.cuh"
 #include "param_sums.cuh"
 #include "parameters.cuh"
+
+#ifndef OWN_PARAMETERS
+#define OWN_PARAMETERS false
+#define OWN_DWEIGHT_T absent
+#define OWN_DBIAS_T absent
+#define ACCUMULATE false
+#endif
 
 struct Build : RowBuild {
   using dy_t = DY_T;
@@ -32,6 +42,11 @@ struct Build : RowBuild {
   using dgate_t = DGATE_T;
   static constexpr bool dweight = DWEIGHT;
   static constexpr bool dbias = DBIAS;
+  // The gradients of parameters of which each row has its own.
+  using own_dweight_t = OWN_DWEIGHT_T;
+  using own_dbias_t = OWN_DBIAS_T;
+  static constexpr bool own_parameters = OWN_PARAMETERS;  // rows of a segment differ in parameters
+  static constexpr bool accumulate = ACCUMULATE;  // add to what own_dweight and own_dbias hold
   // Whether the gradient of p is needed.
   static constexpr bool dp =
       present<dx_t> || present<dresidual_t> || (present<dgate_t> && pre_gate);
@@ -42,7 +57,14 @@ struct Build : RowBuild {
 };
 
 template <class B>
-struct Arguments {
+struct OwnArguments {
+  Segments segments;
+  Rows<typename B::own_dweight_t, 1> own_dweight;
+  Rows<typename B::own_dbias_t, 1> own_dbias;
+};
+
+template <class B>
+struct Arguments : either<(SEGMENT_AXES > 0), OwnArguments<B>, absent> {
   using C = typename B::compute_t;
   Rows<const typename B::dy_t> dy;
   Rows<const typename B::dresidual_out_t> dresidual_out;
@@ -51,8 +73,8 @@ struct Arguments {
   Rows<typename B::dx_t> dx;
   Rows<typename B::dgate_t> dgate;
   Rows<typename B::dresidual_t> dresidual;
-  const typename B::weight_t* weight;
-  const typename B::bias_t* bias;
+  Parameter<const typename B::weight_t> weight;
+  Parameter<const typename B::bias_t> bias;
   const C *mean, *rstd;
   C *dweight_sums, *dbias_sums;
   index_t rows, groups, width;  // rows of each group
@@ -99,6 +121,28 @@ struct GatedItem {
   }
 };
 
+// A pack of the gradient of a parameter of which each row has its own.
+template <class B, class T>
+struct OwnGradient {
+  static constexpr bool adds = B::accumulate && present<T>;
+  RowOutput<B, T, true> output;
+  LoadedPack<B, either<adds, T, absent>> before = {};
+
+  template <class At>
+  __device__ OwnGradient(T* row, At at) : output(row) {
+    if constexpr (adds) before = load_at<B>(row, at);
+  }
+  template <class At>
+  __device__ void add(At item, Item<B> v) {
+    if constexpr (adds) v += read<B>(before, item);
+    if constexpr (present<T>) write(output, item, v);
+  }
+  template <class At>
+  __device__ void store(At at) {
+    if constexpr (present<T>) output.store(at);
+  }
+};
+
 // A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * (weight + weight_offset) * k_rstd + k * r * r_factor + offset
@@ -112,6 +156,8 @@ struct BackwardRow {
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
+  typename B::own_dweight_t* own_dweight = nullptr;
+  typename B::own_dbias_t* own_dbias = nullptr;
   RowScalars<B> scalars;
   C correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
@@ -122,7 +168,12 @@ struct BackwardRow {
         dresidual_out(row.of(arguments.dresidual_out)),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
-        dgate(row.of(arguments.dgate)) {}
+        dgate(row.of(arguments.dgate)) {
+    if constexpr (SEGMENT_AXES > 0) {
+      own_dweight = arguments.own_dweight.at(row.index);
+      own_dbias = arguments.own_dbias.at(row.index);
+    }
+  }
 
   // Loads all inputs but dresidual_out, which the first pass over a streamed row does not need.
   template <class Chunk>
@@ -199,6 +250,8 @@ struct BackwardRow {
     RowOutput<B, typename B::dx_t> dx(this->dx);
     RowOutput<B, typename B::dresidual_t> dresidual(this->dresidual);
     RowOutput<B, typename B::dgate_t> dgate(this->dgate);
+    OwnGradient<B, typename B::own_dweight_t> own_dweight(this->own_dweight, at);
+    OwnGradient<B, typename B::own_dbias_t> own_dbias(this->own_dbias, at);
     for_each_item<B>(at, [&](auto item) {
       const auto& activated = gates.item[item.index];
       const GatedItem<B> gated(dy_pack, x_pack, activated, item);
@@ -207,6 +260,8 @@ struct BackwardRow {
       const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
       dweight.add_product(item, gated.dn, rounded);
       dbias.add(item, gated.dn);
+      own_dweight.add(item, gated.dn * rounded);
+      own_dbias.add(item, gated.dn);
       auto dp = gated.dn;
       if constexpr (present<typename B::weight_t>) dp *= parameters.factor(at, item);
       dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));
@@ -224,8 +279,20 @@ struct BackwardRow {
     dx.store(at);
     dresidual.store(at);
     dgate.store(at);
+    own_dweight.store(at);
+    own_dbias.store(at);
   }
 };
+
+// The parameters of a row: `shared`, or the row's own, which are still to be loaded.
+template <class B>
+__device__ inline either<B::own_parameters, Parameters<B>, Parameters<B>&> parameters_of(
+    const Arguments<B>& arguments, const Row<B>& row, Parameters<B>& shared) {
+  if constexpr (B::own_parameters)
+    return Parameters<B>(arguments, row.walk.share, row.index);
+  else
+    return shared;
+}
 
 // Inputs of the next rows, which are being copied to shared memory, each row to a slot. A thread
 // takes only the packs that it copied itself, so no barrier is needed. A result may share the
@@ -268,13 +335,13 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   SharedMemory memory;
   const StagedRows<B> staged(memory);
   ParamSums<B> sums(arguments, walk, memory);
-  Parameters<B> parameters(arguments, walk.share);
+  Parameters<B> shared(arguments, walk.share, walk.share.row_index(0));
   RowScalars<B> next_scalars;
   int slot = 0;
 
   // Load the parameters once, and start to copy one row to each slot. Rows beyond the last row have
   // no columns.
-  parameters.load(walk.whole_row().columns());
+  if constexpr (!B::own_parameters) shared.load(walk.whole_row().columns());
   if constexpr (B::stages > 0) {
     for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
     next_scalars = RowScalars<B>::load(arguments, walk.row(0));
@@ -284,6 +351,8 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Load the row: from its slot, to which a later row is then copied, or from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
+    auto&& parameters = parameters_of(arguments, place, shared);
+    if constexpr (B::own_parameters) parameters.load(columns);
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);
       staged.copy(arguments, place.after(B::stages), slot);
@@ -319,7 +388,12 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
 
 template <class B>
 __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& team) {
-  const BlockShare share(row_groups(arguments), Team<B>::blocks);
+  const auto share = [&] {
+    if constexpr (SEGMENT_AXES > 0)
+      return BlockShare(row_groups(arguments), Team<B>::blocks, arguments.segments);
+    else
+      return BlockShare(row_groups(arguments), Team<B>::blocks);
+  }();
   const Walk<B> walk(team, share, arguments.rows, row_width(arguments));
   if constexpr (streamed<B>)
     differentiate_streamed(arguments, team, walk);

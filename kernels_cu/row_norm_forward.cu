@@ -37,8 +37,8 @@ struct Arguments {
   Rows<const typename B::residual_t> residual;
   Rows<typename B::y_t> y;
   Rows<typename B::residual_out_t> residual_out;
-  const typename B::weight_t* weight;
-  const typename B::bias_t* bias;
+  Parameter<const typename B::weight_t> weight;
+  Parameter<const typename B::bias_t> bias;
   C *mean, *rstd;               // null if not wanted
   index_t rows, groups, width;  // rows of each group
   Number<C> k, eps, weight_offset;
@@ -67,7 +67,7 @@ struct ForwardRow {
         x(row.of(arguments.x)),
         residual(row.of(arguments.residual)),
         gate(row.of(arguments.gate)),
-        parameters(arguments, row.walk.share) {}
+        parameters(arguments, row.walk.share, row.index) {}
 
   // Returns s, rounded to the type in which it is stored. Stores s if it is a result.
   template <class At>

@@ -80,5 +80,16 @@ __device__ inline void unrolled(const F& f) {
   }
 }
 
+// The offset of an index along one or two axes.
+struct AxesMap {
+  index_t inner, outer_stride, inner_stride;  // inner: the size of the last axis
+
+  template <int axes>
+  __device__ index_t at(index_t index) const {
+    if (axes == 1 || index < inner) return index * inner_stride;
+    return index / inner * outer_stride + index % inner * inner_stride;
+  }
+};
+
 // The distance between rows of sums in memory, in elements: whole cache lines of a CPU.
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }

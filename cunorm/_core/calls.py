@@ -2,7 +2,7 @@
 """Checks of operands for the plans of both families, and `Kernel`, which makes a call's Plan."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -23,7 +23,7 @@ from cunorm._core.operands import (
     operand_of,
     present,
 )
-from cunorm._core.param_grad import ParamGradTypes
+from cunorm._core.param_grad import Offsets, ParamGradTypes
 from cunorm._core.plan import (
     Aliases,
     Alignments,
@@ -71,6 +71,10 @@ class CallGeometry(ABC):
     def shape_of(self, kind: Kind) -> Shape:
         """Return the shape of an operand of a kind."""
 
+    def fits(self, slot: Slot, shape: Shape) -> bool:
+        """Return whether an operand may have a shape."""
+        return shape == self.shape_of(slot.kind)
+
     @abstractmethod
     def hint(self, kind: Kind) -> str:
         """Return the end of the error for a wrong shape, which says what the shape has to match."""
@@ -80,8 +84,10 @@ class CallGeometry(ABC):
         """Return where the lines of an array like x are; None if kernels cannot follow them."""
 
     @abstractmethod
-    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
-        """Check the shape and strides of a given output."""
+    def check_output(
+        self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
+    ) -> None:
+        """Check that a given output has a shape, and strides that kernels can follow."""
 
     def check_compute(self, function: str, argument: str, spec: OptionalSpec) -> None:
         """Check that a statistic has the compute type."""
@@ -91,8 +97,8 @@ class CallGeometry(ABC):
                 f"compute type: float64 if {self.float64_source} is, else float32"
             )
 
-    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
-        return contiguous(self.shape_of(kind), dtype, x.device)
+    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType, shape: Shape) -> TensorSpec:
+        return contiguous(shape, dtype, x.device)
 
     def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
         """Return the layout of an operand or, if the operand is copied, of its copy."""
@@ -106,7 +112,7 @@ def check_operand(
 ) -> None:
     """Check the shape of an operand, and the dtype of a statistic."""
     shape = geometry.shape_of(slot.kind)
-    if spec is not None and spec.shape != shape:
+    if spec is not None and not geometry.fits(slot, spec.shape):
         hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if slot.kind is Kind.STATISTIC:
@@ -154,19 +160,26 @@ def check_results(
 ) -> tuple[Specs, Outputs]:
     """Check given results and all devices; return all results, and the results to allocate."""
     function, x, results = spec.function, present(inputs["x"]), {**given}
+    shapes = {slot.name: _result_shape(slot, inputs, geometry) for slot in types.results}
     for argument, slot in zip(spec.output_names, types.results, strict=True):
         output = given[slot.name]
         if output is not None:
-            geometry.check_output(function, argument, slot, output)
+            geometry.check_output(function, argument, slot.kind, output, shapes[slot.name])
     names = (*(slot.argument for slot in types.inputs), *spec.output_names)
     validate.same_device(function, x, zip(names, (inputs | given).values(), strict=True))
     dtypes, outputs = spec.result_dtypes(dtypes_of(inputs | given)), []
     for number, slot in enumerate(types.results, len(inputs)):
         if slot.name in dtypes and given[slot.name] is None:
-            new = geometry.new_output(x, slot.kind, dtypes[slot.name])
+            new = geometry.new_output(x, slot.kind, dtypes[slot.name], shapes[slot.name])
             outputs.append(OutputSpec(number, new))
             results[slot.name] = new
     return results, tuple(outputs)
+
+
+def _result_shape(slot: Slot, inputs: Specs, geometry: CallGeometry) -> Shape:
+    """Return the shape of a result; the gradient of an operand has the operand's shape."""
+    operand = inputs.get(slot.name.removeprefix("d"))
+    return geometry.shape_of(slot.kind) if operand is None else operand.shape
 
 
 class BackwardSpec(OpSpec, Protocol):
@@ -227,6 +240,8 @@ class Kernel(Generic[TypesT, GeometryT]):
         self.layouts: dict[str, Any] = {
             name: geometry.layout_of_input(operands[name]) for name in types.lines()
         }
+        # The layouts of parameters that have several rows or, in a group norm, several samples.
+        self.parameter_layouts: dict[str, tuple[int, ...]] = {}
         dweight, dbias = (optional_dtype(operands.get(name)) for name in ("dweight", "dbias"))
         self.params = ParamGradTypes(types.compute, dweight, dbias, accumulate)
 
@@ -242,30 +257,31 @@ class Kernel(Generic[TypesT, GeometryT]):
         if alignments is None:
             return access
         for name in strides.keys() & self.slots:
-            itemsize, alignment = getattr(self.types, name).itemsize, alignments[self.slots[name]]
+            itemsize = present(self._operands[name]).dtype.itemsize
+            alignment = alignments[self.slots[name]]
             offsets = [alignment, *(stride * itemsize for stride in strides[name])]
             while access > 1 and any(at % min(access * itemsize, WIDEST_ACCESS) for at in offsets):
                 access //= 2
         return access
 
-    def args_writer(self, sums: Iterable[int | None]) -> ArgsWriter:
-        """Return a writer that has written the arrays and sums of `struct Arguments`.
+    def write_args(self, writer: ArgsWriter, sums: Offsets) -> None:
+        """Write the arrays and sums of `struct Arguments`.
 
-        It has not written the pointer to a group norm's workspace. `sums` are the byte offsets in
-        the workspace of the partial sums for dweight and dbias.
+        The pointer to a group norm's workspace is not written. `sums` are the byte offsets in the
+        workspace of the partial sums for dweight and dbias.
         """
-        writer, types = ArgsWriter(self.slots), self.types
+        types = self.types
         for name, layout in self.layouts.items():
             writer.pointer(name)
             writer.integers(*layout)
         for kind in (Kind.PARAMETER, Kind.STATISTIC):
             for name in names_of(types.inputs, kind):
                 writer.pointer(name)
+                writer.integers(*self.parameter_layouts.get(name, ()))
         for name in names_of(types.results, Kind.STATISTIC):
             writer.pointer(name)
         if types.sums():
-            writer.pointers_into_workspace(sums)
-        return writer
+            writer.pointers_into_workspace(sums[:2])
 
     def plan(
         self,
@@ -280,7 +296,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         geometry, copies = self.geometry, []
         for number, slot in enumerate(self.types.inputs):
             spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X
-            if spec and (geometry.layout(spec) if is_like_x else WHOLE.layout(spec)) is None:
+            if spec and self._is_copied(slot, spec):
                 copies.append(InputCopy(number, geometry.copy_axes if is_like_x else None))
         specs = tuple((self._operands | inputs).values())
         has_work = prod(geometry.shape) or self.params.outputs
@@ -294,3 +310,8 @@ class Kernel(Generic[TypesT, GeometryT]):
             workspace_bound=workspace_bound,
             is_empty=not (has_work and any(specs[len(inputs) :])),
         )
+
+    def _is_copied(self, slot: Slot, spec: TensorSpec) -> bool:
+        """Return whether kernels cannot follow an input's strides."""
+        has_layout = slot.kind is Kind.LIKE_X or slot.name in self.parameter_layouts
+        return (self.geometry.layout(spec) if has_layout else WHOLE.layout(spec)) is None

@@ -12,7 +12,7 @@ import numpy as np
 from cunorm._core.dtypes import FLOAT16, DType
 
 WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, if arrays are aligned to 16 bytes
-_UNBOUNDED = 2**62  # stands for the size of the outermost axis, which kernels do not need
+UNBOUNDED = 2**62  # stands for the size of the outermost axis, which kernels do not need
 
 Shape = tuple[int, ...]
 Arrays = tuple[Any, ...]  # the arrays of a call, some of which may be None
@@ -148,7 +148,7 @@ class RowLayout(NamedTuple):
 
     @property
     def axes(self) -> int:
-        return 1 if self.inner == _UNBOUNDED else 3  # a build walks one leading axis or three
+        return 1 if self.inner == UNBOUNDED else 2 if self.middle == UNBOUNDED else 3
 
 
 class RowAxes(NamedTuple):
@@ -175,13 +175,13 @@ class RowAxes(NamedTuple):
         if len(axes) > 3:
             return None
         if axes:
-            axes[0] = _UNBOUNDED, axes[0][1]
-        outer, middle, inner = [(_UNBOUNDED, 0)] * (3 - len(axes)) + axes
+            axes[0] = UNBOUNDED, axes[0][1]
+        outer, middle, inner = [(UNBOUNDED, 0)] * (3 - len(axes)) + axes
         return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
 
 WHOLE = RowAxes(0)  # the array is one row
-SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
+SINGLE_ROW = RowLayout(UNBOUNDED, UNBOUNDED, 0, 0, 0)
 
 
 def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -2,14 +2,14 @@
 """The kernels of group norms: the macros of their builds, and their argument structs."""
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cunorm._core.build import KernelArgs, Macros
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, names_of
+from cunorm._core.param_grad import Offsets
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
 from cunorm._group_norm.layout import GroupGeometry
@@ -83,10 +83,11 @@ class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
     """A group norm's kernel with its operands; `numbers` has the eps of a forward."""
 
     def args(
-        self, count: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
+        self, count: int, first: int, part_positions: int, parts: int, sums: Offsets
     ) -> KernelArgs:
         """Return the bytes of `struct Arguments` for `count` samples from sample `first` on."""
-        writer, sizes = self.args_writer(sums), self.geometry.sizes
+        writer, sizes = ArgsWriter(self.slots), self.geometry.sizes
+        self.write_args(writer, sums)
         writer.pointer("workspace")
         writer.integers(count, first, sizes.positions, sizes.channels, sizes.groups)
         writer.integers(part_positions, parts)

@@ -70,11 +70,13 @@ class GroupGeometry(CallGeometry):
     def layout(self, spec: TensorSpec) -> Lines | None:
         return _lines(spec.permuted(self.axes), self.sizes.channels_last)
 
-    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
-        if slot.kind is not Kind.PARAMETER:
-            check_operand(function, argument, slot, spec, self)
-        if slot.kind is not Kind.LIKE_X:
-            validate.output(function, argument, spec, self.shape_of(slot.kind), WHOLE)
+    def check_output(
+        self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
+    ) -> None:
+        if kind is not Kind.PARAMETER:
+            check_operand(function, argument, Slot("", argument, kind, True), spec, self)
+        if kind is not Kind.LIKE_X:
+            validate.output(function, argument, spec, shape, WHOLE)
             return
         validate.own_memory(function, argument, spec)
         if self.sizes.elements and self.layout(spec) is None:
@@ -84,10 +86,10 @@ class GroupGeometry(CallGeometry):
                 f"x, {layout}, with one stride for all of its lines"
             )
 
-    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType) -> TensorSpec:
+    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType, shape: Shape) -> TensorSpec:
         if kind is Kind.LIKE_X:
             return x._replace(dtype=dtype).dense(self.result_axes)
-        return super().new_output(x, kind, dtype)
+        return super().new_output(x, kind, dtype, shape)
 
 
 def group_geometry(

@@ -10,6 +10,7 @@ from cunorm._core.calls import CallGeometry
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import Kind, Slot
 from cunorm._core.tensor import SINGLE_ROW, WHOLE, RowAxes, RowLayout, Shape, TensorSpec
+from cunorm._row_norm.modulation import Segments, own_axes, segments_of
 
 _WIDTH_LIMIT = 2**31
 
@@ -54,6 +55,20 @@ class Geometry(CallGeometry):
     leading_axes: int
     rows: RowShape
 
+    @property
+    def leading(self) -> Shape:
+        return self.shape[: self.leading_axes]
+
+    def fits(self, slot: Slot, shape: Shape) -> bool:
+        if slot.kind is not Kind.PARAMETER:
+            return super().fits(slot, shape)
+        extra = len(self.shape) - len(shape)
+        sizes = zip(shape, self.shape[extra:], strict=True) if extra >= 0 else ()
+        lead = [*sizes][: max(0, self.leading_axes - extra)]
+        return shape[len(lead) :] == self.shape[self.leading_axes :] and all(
+            size in (1, rows) for size, rows in lead
+        )
+
     def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
             groups = self.rows.groups
@@ -63,7 +78,8 @@ class Geometry(CallGeometry):
     def hint(self, kind: Kind) -> str:
         if kind is Kind.PARAMETER:
             axes = len(self.shape) - self.leading_axes
-            return f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+            row = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+            return f"{row}, or the same after axes of 1 or of x's sizes" if self.leading else row
         return ", the shape of x" if kind is Kind.LIKE_X else ", one element for each row of x"
 
     @property
@@ -71,12 +87,28 @@ class Geometry(CallGeometry):
         return RowAxes(self.leading_axes, self.rows.groups)
 
     def layout(self, spec: TensorSpec) -> RowLayout | None:
-        return self.axes.layout(spec)
+        return self.axes.layout(self.expanded(spec))
 
-    def check_output(self, function: str, argument: str, slot: Slot, spec: TensorSpec) -> None:
-        axes = self.axes if slot.kind is Kind.LIKE_X else WHOLE
-        validate.output(function, argument, spec, self.shape_of(slot.kind), axes)
-        if slot.kind is Kind.STATISTIC:
+    def segments(self, parameters: dict[str, TensorSpec]) -> Segments:
+        """Return the segments of a backward with these weight and bias."""
+        ndim = len(self.shape)
+        own = {name: own_axes(self.leading, ndim, p.shape) for name, p in parameters.items()}
+        return segments_of(self.leading, own)
+
+    def expanded(self, spec: TensorSpec) -> TensorSpec:
+        """Return the view of an operand that has x's shape; the stride of added axes is 0."""
+        before = len(self.shape) - len(spec.shape)
+        sizes = zip((*[1] * before, *spec.shape), self.shape, strict=True)
+        strides = zip(sizes, (*[0] * before, *spec.strides), strict=True)
+        steps = tuple(0 if size == 1 != of_x else step for (size, of_x), step in strides)
+        return spec._replace(shape=self.shape, strides=steps)
+
+    def check_output(
+        self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
+    ) -> None:
+        axes = self.axes if kind is Kind.LIKE_X else WHOLE
+        validate.output(function, argument, spec, shape, axes)
+        if kind is Kind.STATISTIC:
             self.check_compute(function, argument, spec)
 
 

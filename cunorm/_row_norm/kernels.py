@@ -2,16 +2,26 @@
 """The row norms' operands, the macros of their kernels' builds, and the argument structs."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cunorm._core.build import KernelArgs, Macros, cuda_bool, numbers_of
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, names_of, type_macros
+from cunorm._core.operands import (
+    KernelTypes,
+    Kind,
+    Operand,
+    OperandTable,
+    Specs,
+    names_of,
+    type_macros,
+)
+from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import Arrays
-from cunorm._row_norm.geometry import Geometry
+from cunorm._core.tensor import SINGLE_ROW, Arrays, RowLayout, optional_dtype
+from cunorm._row_norm.geometry import Geometry, RowShape
+from cunorm._row_norm.modulation import Segments
 from cunorm.results import NormForward
 
 # The x of a backward is the new residual stream, if the forward had a stream.
@@ -153,36 +163,117 @@ class BackwardTypes(_RowTypes):
     dgate: DType | None = None
     dweight: bool = False
     dbias: bool = False
+    # The gradients of parameters of which each row has its own: the row's kernel writes them.
+    own_dweight: DType | None = None
+    own_dbias: DType | None = None
 
     def held(self) -> list[DType | None]:
         return [self.dy, self.x, self.dresidual_out, self.gate, self.weight, self.bias]
 
 
 RowTypes = ForwardTypes | BackwardTypes
-SumOffsets = tuple[int | None, int | None]  # bytes before the sums for dweight and for dbias
 
 
 class RowKernel(Kernel[RowTypes, Geometry]):
     """A row norm's kernel with its operands."""
 
-    def args(self, sums: SumOffsets) -> KernelArgs:
+    def __init__(
+        self,
+        types: RowTypes,
+        geometry: Geometry,
+        operands: Specs,
+        numbers: tuple[float, ...],
+        *,
+        parameters: Specs,  # weight and bias, even if the kernel does not read them
+        accumulate: bool = False,
+    ) -> None:
+        self.segments: Segments | None = None  # of a backward whose parameters have several rows
+        self.own: tuple[str, ...] = ()  # the gradients that the row's kernel writes
+        row = geometry.shape_of(Kind.PARAMETER)
+        given = {name: spec for name, spec in parameters.items() if spec}
+        self.has_rows = any(spec.shape != row for spec in given.values())
+        if self.has_rows and isinstance(types, BackwardTypes):
+            self.segments = geometry.segments(given)
+            self.own = tuple(f"d{name}" for name in self.segments.of_row if operands[f"d{name}"])
+            dtypes = {f"own_{name}": optional_dtype(operands[name]) for name in self.own}
+            types = replace(types, **dict.fromkeys(self.own, False), **dtypes)  # type: ignore[arg-type]
+        super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
+        self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]
+        if self.has_rows:
+            self.parameter_layouts = {
+                name: geometry.layout_of_input(operands[name]) for name in parameters
+            }
+
+    def macros(self, *, is_cpu: bool) -> Macros:
+        """Return the macros of a build whose parameters have several rows."""
+        if not self.has_rows:
+            return ()
+        axes = [RowLayout(*one).axes for one in self.parameter_layouts.values()]
+        found = (("PARAMETER_AXES", "3" if is_cpu else str(max(axes, default=1))),)
+        if self.segments is None:
+            return found
+        read = [name for name in self.segments.of_row if getattr(self.types, name)]
+        return (
+            *found,
+            ("SEGMENT_AXES", "2" if is_cpu else str(self.segments.axes)),
+            ("OWN_PARAMETERS", cuda_bool(bool(read))),
+            *type_macros(self.types, "own_dweight", "own_dbias"),
+            ("ACCUMULATE", cuda_bool(bool(self.own) and self.params.accumulate)),
+        )
+
+    @property
+    def shape(self) -> RowShape:
+        """Return the shape of the rows of a segment, or of all rows."""
+        rows = self.geometry.rows
+        return rows if self.segments is None else rows._replace(rows=self.segments.rows)
+
+    def parts(self, parts: int) -> tuple[Parts | None, ...]:
+        """Return, for param_grad, which rows of sums each gradient adds up, if there are segments.
+
+        A segment has `parts` rows of sums.
+        """
+        segments, params = self.segments, self.params
+        if segments is None:
+            return ()
+        wanted = {"weight": params.dweight, "bias": params.dbias, "gate": params.dgate}
+        return tuple(
+            None if dtype is None else segments.parts_of(name, parts)
+            for name, dtype in wanted.items()
+        )
+
+    def args(self, sums: Offsets) -> KernelArgs:
         """Return the bytes of `struct Arguments`."""
         writer = self.args_writer(sums)
-        rows, width, groups = self.geometry.rows
+        rows, width, groups = self.shape
         writer.sized(rows)
         writer.integers(groups, width)
         return writer.finish(numbers_of(self.types.compute, self.numbers))
 
-    def sums(self, sums_size: int) -> SumOffsets:
-        """Return the offsets of the sums for dweight and dbias, of `sums_size` elements each."""
+    def args_writer(self, sums: Offsets) -> ArgsWriter:
+        writer = ArgsWriter(self.slots)
+        if self.segments is not None:
+            count, _, first, inside, *_ = self.segments
+            writer.integers(count, *first, *inside)
+            row = SINGLE_ROW._replace(inner_stride=self.geometry.rows.width)
+            for name in ("dweight", "dbias"):
+                writer.pointer(name if name in self.own else "")
+                writer.integers(*row)
+        self.write_args(writer, sums)
+        return writer
+
+    def sums(self, sums_size: int) -> Offsets:
+        """Return the offsets of the sums for dweight, dbias and dgate, of `sums_size` elements."""
         types = self.types
         if isinstance(types, ForwardTypes):
-            return None, None
+            return None, None, None
         size = sums_size * types.compute.itemsize
-        return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
+        wanted = (types.dweight, types.dbias, False)
+        return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
     def access(self, alignments: Alignments) -> int:
         parameters = names_of(self.types.inputs, Kind.PARAMETER)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
-        strides |= {name: layout.strides for name, layout in self.layouts.items()}
+        strides |= dict.fromkeys(self.own, ())
+        layouts = self.layouts | self.parameter_layouts
+        strides |= {name: RowLayout(*layout).strides for name, layout in layouts.items()}
         return self.access_to(self.geometry.rows.width, strides, alignments)

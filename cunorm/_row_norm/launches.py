@@ -18,11 +18,27 @@ from cunorm._row_norm.tiling import Team, cuda_team
 # (columns of a block, blocks): a backward that sums over rows, with at most so many columns in a
 # block, has at most so many blocks on a multiprocessor, because each block writes a row of sums.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
+_PART_ROWS = 32  # the fewest rows of a segment that a GPU's block adds up
+_CPU_PART_ROWS = 16  # and a CPU's core
 _MAX_STAGES = 4  # the most rows on their way to shared memory
 _STAGED_BYTES = 40 << 10  # the bytes of such rows that a multiprocessor should have
 _MAX_COPIES = 12  # the most copies of a thread for an operand's row; each copy takes registers
 _RESERVED_BYTES = 2 << 10  # bytes of a block's shared memory for the driver and variables
 _SENT_BYTES = 48  # bytes that a warp of a cluster sends: in each of two turns three float64 values
+
+
+class RowsOf(NamedTuple):
+    """What a launch needs to know of parameters that have several rows."""
+
+    macros: Macros = ()
+    segments: int | None = None  # of a backward; None if all rows share their parameters
+
+    @property
+    def number(self) -> int:
+        return 1 if self.segments is None else max(1, self.segments)
+
+
+_SHARED = RowsOf()
 
 
 class RowLaunch(NamedTuple):
@@ -37,7 +53,12 @@ class RowLaunch(NamedTuple):
 
 
 def cuda_forward(
-    types: ForwardTypes, shape: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+    types: ForwardTypes,
+    shape: RowShape,
+    access: int,
+    gpu: GpuCaps,
+    axes: int = 1,
+    rows_of: RowsOf = _SHARED,
 ) -> RowLaunch:
     """Plan row_norm_forward; alignment allows `access` elements (see `Kernel.access_to`)."""
     team = _team(types, shape.width, gpu)
@@ -48,7 +69,7 @@ def cuda_forward(
         max_parts = min(max_parts, max(1, blocks // blocks_per_part))
     if access < team.pack or axes > 1:  # loads in parts, or from several axes, need more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
-    macros = types.macros() + team.macros(shape.width, shape.groups, access, axes)
+    macros = types.macros() + team.macros(shape.width, shape.groups, access, axes) + rows_of.macros
     return _cuda_launch(KernelBuild("row_norm_forward", macros), team, shape, max_parts)
 
 
@@ -59,14 +80,18 @@ def _cuda_launch(
     max_parts: int,
     sums_pitch: int = 0,
     shared: int = 0,
+    segments: int = 1,
 ) -> RowLaunch:
-    """Return a launch of at most `max_parts` runs of rows; without partial sums the pitch is 0."""
+    """Return a launch of at most `max_parts` runs of rows; without partial sums the pitch is 0.
+
+    Each of the segments has so many runs.
+    """
 
     def cut(rows: int) -> tuple[int, int, Macros]:
         return min(-(-rows // team.rows_per_block), max_parts), 0, ()
 
-    (parts, *_), blocks_per_part = cut(shape.rows), shape.groups * team.cluster
-    sums = (parts if sums_pitch else 0, sums_pitch)
+    (parts, *_), blocks_per_part = cut(shape.rows), shape.groups * team.cluster * segments
+    sums = (parts * segments if sums_pitch else 0, sums_pitch)
     launch = Launch(build, parts * blocks_per_part, team.threads, *sums, shared)
     return RowLaunch(launch, cut, blocks_per_part)
 
@@ -94,12 +119,18 @@ def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) 
 
 
 def cuda_backward(
-    types: BackwardTypes, shape: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+    types: BackwardTypes,
+    shape: RowShape,
+    access: int,
+    gpu: GpuCaps,
+    axes: int = 1,
+    rows_of: RowsOf = _SHARED,
 ) -> RowLaunch:
     team = _team(types, shape.width, gpu)
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
-    blocks = cuda_parts(shape, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
+    most = cuda_parts(shape, gpu.sm_count, team.cluster, has_segments=rows_of.segments is not None)
+    blocks = most // team.cluster if sums else GRID_LIMIT
     shared = _shared_memory(types, team, shape.width, access, gpu)
     while team.rows_per_block > 1 and not shared.sums:  # several teams need sums in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
@@ -110,10 +141,11 @@ def cuda_backward(
         *team.macros(shape.width, shape.groups, access, axes),
         ("STAGES", str(shared.stages)),
         ("SUMS_IN_SHARED", cuda_bool(shared.sums)),
+        *rows_of.macros,
     )
     build, parts = KernelBuild("row_norm_backward", macros), max(1, min(blocks, resident))
     pitch = shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums)
-    return _cuda_launch(build, team, shape, parts, pitch, shared.bytes)
+    return _cuda_launch(build, team, shape, parts, pitch, shared.bytes, rows_of.number)
 
 
 class _SharedMemory(NamedTuple):
@@ -149,14 +181,18 @@ def _shared_memory(
     return _SharedMemory(used + stages * stage, stages, in_shared)
 
 
-def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
+def cuda_parts(
+    shape: RowShape, sm_count: int, cluster: int = 1, *, has_segments: bool = False
+) -> int:
     """Return the most blocks for a group of columns; each block has width / cluster columns.
 
-    For a cluster of 1, this is also the most rows of partial sums.
+    For a cluster of 1, this is also the most rows of partial sums. A segment's number depends only
+    on its own rows, so that its sums do not depend on other segments.
     """
     width = shape.width // cluster
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
-    return max(1, min(sm_count, MAX_SMS) * blocks_per_sm // shape.groups)
+    most = max(1, min(sm_count, MAX_SMS) * blocks_per_sm // shape.groups)
+    return min(most, -(-shape.rows // _PART_ROWS) * cluster) if has_segments else most
 
 
 # --- on a CPU -------------------------------------------------------------------------------------
@@ -189,7 +225,9 @@ class _CpuBuild(NamedTuple):
     long_elements: float  # both passes prefetch if all rows together have so many elements
 
 
-def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
+def cpu_launch(
+    types: RowTypes, shape: RowShape, caps: CpuCaps, rows_of: RowsOf = _SHARED
+) -> RowLaunch:
     """Plan a kernel's launch on a CPU.
 
     If threads share rows, each row is a block of a forward. In a backward, all rows of a group are
@@ -204,24 +242,27 @@ def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
     moved = [getattr(types, name) for name in types.lines()]
     stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
     begins_with_pack = is_forward and types.formula.center
-    row_width, groups = shape.row_width, shape.groups
+    row_width, groups = shape.row_width, shape.groups * rows_of.number
+    has_segments = rows_of.segments is not None
     least_elements, store_macros = stores
 
     def cut(rows: int) -> tuple[int, int, Macros]:
-        parts = _sums_of(rows) if has_sums else min(rows, _CPU_BLOCKS)
-        elements, row_parts = rows * row_width, 0
+        parts = _sums_of(rows, has_segments) if has_sums else min(rows, _CPU_BLOCKS)
+        elements, row_parts = rows * row_width * rows_of.number, 0
         macros = store_macros if elements >= least_elements else ()
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
         if rows <= CPU_SHARED_ROWS:
-            row_parts = _row_parts(shape, rows, parts * groups, begins_with_pack=begins_with_pack)
+            few = shape._replace(groups=groups)
+            row_parts = _row_parts(few, rows, parts * groups, begins_with_pack=begins_with_pack)
         if row_parts:
             parts, macros = rows if is_forward else 1, (*macros, ("SHARED_ROWS", "true"))
         return parts, row_parts, macros
 
     parts, _, macros = cut(shape.rows)
     macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
-    sums = (0, 0) if is_forward else (parts, shape.sums_pitch(twice=True))
+    macros += rows_of.macros
+    sums = (0, 0) if is_forward else (parts * rows_of.number, shape.sums_pitch(twice=True))
     launch = Launch(KernelBuild(kernel, macros), parts * groups, 1, *sums)
     return RowLaunch(launch, cut, groups)
 
@@ -250,15 +291,20 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
     return _CpuBuild(macros, [types.dx, types.dresidual, types.dgate], long_elements)
 
 
-def cpu_sums(shape: RowShape) -> int:
+def cpu_sums(shape: RowShape, *, has_segments: bool = False) -> int:
     """Return the number of rows of partial sums, which is 1 if threads share rows."""
-    sums = _sums_of(shape.rows)
+    sums = _sums_of(shape.rows, has_segments)
     blocks = sums * shape.groups
     return 1 if _row_parts(shape, shape.rows, blocks, begins_with_pack=False) else sums
 
 
-def _sums_of(rows: int) -> int:
-    """Return a small number of rows of partial sums that is enough for all threads."""
+def _sums_of(rows: int, has_segments: bool) -> int:
+    """Return a small number of rows of partial sums that is enough for all threads.
+
+    A segment has one row of sums if it has so few rows that threads might share them.
+    """
+    if has_segments:
+        return min(-(-rows // _CPU_PART_ROWS), max(32, -(-rows // 256)))
     for_threads = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
     return max(for_threads, -(-rows // 256))
 

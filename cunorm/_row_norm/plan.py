@@ -26,6 +26,7 @@ from cunorm._core.tensor import OptionalSpecs, optional_dtype
 from cunorm._row_norm import launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
 from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes, RowKernel
+from cunorm._row_norm.modulation import Segments
 from cunorm._row_norm.spec import CHECKS, RowBackwardSpec, RowForwardSpec
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
@@ -44,7 +45,8 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     formula = spec.formula(inputs, x.dtype, compute)
     types = ForwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    kernel = RowKernel(types, geometry, operands, numbers)
+    parameters = {name: inputs[name] for name in ("weight", "bias")}
+    kernel = RowKernel(types, geometry, operands, numbers, parameters=parameters)
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
@@ -55,7 +57,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     of_y = tuple(slot for slot in range(len(inputs)) if slot != x_slot or not keeps_x)
     aliases: Aliases = {slot_of("y"): of_y, stream_slot: (x_slot, slot_of("residual"))}
     shared = ((stream_slot, x_slot),) if keeps_x else ()
-    bound = partial(workspace_bound, geometry, 0)
+    bound = partial(workspace_bound, geometry, 0, None)
     return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
 
 
@@ -101,7 +103,11 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     formula = formula._replace(center=reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
-    kernel = RowKernel(types, geometry, operands, numbers, accumulate=spec.accumulate)
+    parameters = {name: inputs[name] for name in ("weight", "bias")}
+    accumulate = spec.accumulate
+    kernel = RowKernel(
+        types, geometry, operands, numbers, parameters=parameters, accumulate=accumulate
+    )
     count = len(inputs)
     aliases = {slot: tuple(range(count)) for slot in range(count, len(operands))}
     # If only one of dx and dresidual is written, it is returned as both.
@@ -111,7 +117,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
         shared = ((dx, dresidual),)
     elif results["dresidual"] is None:
         shared = ((dresidual, dx),)
-    bound = partial(workspace_bound, geometry, kernel.params.outputs)
+    bound = partial(workspace_bound, geometry, kernel.params.outputs, kernel.segments)
     return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
 
 
@@ -137,29 +143,35 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     return {name: one if is_read.get(name, needs_r) else None for name, one in inputs.items()}
 
 
-def workspace_bound(geometry: Geometry, parameters: int, caps: Caps | None) -> int:
+def workspace_bound(
+    geometry: Geometry, parameters: int, segments: Segments | None, caps: Caps | None
+) -> int:
     """Return an upper bound of the bytes of partial sums; if caps is None, it holds for any GPU.
 
-    `parameters` is how many parameters have a wanted gradient.
+    `parameters` is how many parameters have a wanted gradient that is a sum.
     """
-    rows = geometry.rows.not_empty()
+    rows, has_segments = geometry.rows.not_empty(), segments is not None
+    if segments is not None:
+        rows = rows._replace(rows=segments.rows).not_empty()
+        parameters *= segments.number
     if isinstance(caps, CpuCaps):
-        parts = launches.cpu_sums(rows)
+        parts = launches.cpu_sums(rows, has_segments=has_segments)
     else:
         sm_count = MAX_SMS if caps is None else caps.sm_count
-        parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
+        parts = min(rows.rows, launches.cuda_parts(rows, sm_count, has_segments=has_segments))
     return parameters * parts * rows.sums_pitch(twice=True) * geometry.compute.itemsize
 
 
 def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     """Plan a call's launches; `sizes` of the result says what another number of rows changes."""
-    types, params, shape = kernel.types, kernel.params, kernel.geometry.rows
-    outputs = params.outputs
+    types, params, shape, segments = kernel.types, kernel.params, kernel.shape, kernel.segments
+    outputs, count, is_cpu = params.outputs, segments and segments.number, isinstance(caps, CpuCaps)
+    rows_of = launches.RowsOf(kernel.macros(is_cpu=is_cpu), count)
     if isinstance(caps, CpuCaps):
-        planned = launches.cpu_launch(types, shape.not_empty(), caps)
+        planned = launches.cpu_launch(types, shape.not_empty(), caps, rows_of)
     else:
         axes = max(layout.axes for layout in kernel.layouts.values())  # leading axes
-        call = (shape.not_empty(), kernel.access(alignments), caps, axes)
+        call = (shape.not_empty(), kernel.access(alignments), caps, axes, rows_of)
         if isinstance(types, ForwardTypes):
             planned = launches.cuda_forward(types, *call)
         else:
@@ -167,16 +179,20 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     launch, pitch = planned.launch, planned.launch.sums_pitch
     _, row_parts, own_macros = planned.cut(shape.not_empty().rows)
     sums, calls = kernel.sums(launch.sums_size), []
-    if shape.rows:
+    if kernel.geometry.rows.rows:
         args = kernel.args(sums)
-        calls.append(KernelCall(launch, args, shape.elements, row_parts))
+        calls.append(KernelCall(launch, args, kernel.geometry.rows.elements, row_parts))
     if outputs:
-        sizes = (launch.parts if shape.rows else 0, pitch, shape.row_width)
-        calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps))
+        parts = launch.parts if kernel.geometry.rows.rows else 0
+        per_segment = kernel.parts(parts // (count or 1))
+        sizes = (parts, pitch, shape.row_width)
+        calls.append(param_grad_call(params, kernel.slots, sums, *sizes, caps, per_segment))
     row_width, itemsize = shape.row_width, types.compute.itemsize
     cut, blocks_per_part = planned.cut, planned.blocks_per_part
 
     def sizes_of(rows: int) -> Sizes | None:
+        if kernel.has_rows:
+            return None
         parts, _, macros = cut(rows)
         if macros != own_macros:
             return None

@@ -60,7 +60,12 @@ struct RowPacks<B, absent, once> {
   }
 };
 
-// A parameter, the same for all rows.
+template <class B, class T, class At>
+inline LoadedPack<B, T> load_at(const T* row, At at) {
+  return {row + at.column};
+}
+
+// A parameter.
 template <class B, class T>
 struct ParameterPacks {
   const T* row;
