@@ -48,7 +48,8 @@ struct Rows {
     if constexpr (!present<T>) return data;
     if (axes == 1 || row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
-    if constexpr (axes == 2) return data + rest * middle_stride + (row - rest * inner) * inner_stride;
+    if constexpr (axes == 2)
+      return data + rest * middle_stride + (row - rest * inner) * inner_stride;
     return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
            (row % inner) * inner_stride;
   }

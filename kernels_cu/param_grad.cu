@@ -22,7 +22,7 @@ struct Build {
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
   using dgate_t = DGATE_T;
-  static constexpr bool segmented = SEGMENTED;  // not: one segment, which has all parts
+  static constexpr bool segmented = SEGMENTED;    // not: one segment, which has all parts
   static constexpr bool accumulate = ACCUMULATE;  // add to what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
