@@ -81,33 +81,45 @@ struct Segments {
   AxesMap first, rows;
 };
 
+// A block's segment: its index, its first row, and its rows, counted from the first.
+struct Segment {
+  int index;
+  index_t first;
+  AxesMap rows;
+};
+
 // A row of x may have several groups of columns, each with its own statistics. Everywhere else in
 // the kernels, a row is one group of a row of x. BlockShare has the group and the segment that a
 // block takes, and the block's index among the blocks with that group and segment; a cluster counts
-// as one block. `part` is the block's row of partial sums (param_sums.cuh).
-struct BlockShare {
-  int groups, group, part, block, blocks;
-  index_t first = 0;
-  AxesMap rows = {};
+// as one block.
+template <int segment_axes>
+struct BlockShareIn : either<(segment_axes > 0), Segment, absent> {
+  int groups, group, block, blocks;
 
-  __device__ BlockShare(index_t all_groups, int cluster)
+  __device__ BlockShareIn(index_t all_groups, int cluster)
       : groups(int(all_groups)),
         group(int(blockIdx.x) / cluster % groups),
-        part(int(blockIdx.x) / cluster / groups),
-        block(part),
+        block(int(blockIdx.x) / cluster / groups),
         blocks(int(gridDim.x) / cluster / groups) {}
 
-  __device__ BlockShare(index_t all_groups, int cluster, const Segments& segments)
-      : BlockShare(all_groups, cluster) {
+  __device__ BlockShareIn(index_t all_groups, int cluster, const Segments& segments)
+      : BlockShareIn(all_groups, cluster) {
     blocks /= int(segments.count);
-    block = part % blocks;
-    first = segments.first.at<SEGMENT_AXES>(part / blocks);
-    rows = segments.rows;
+    this->index = block / blocks;
+    block %= blocks;
+    this->first = segments.first.at<segment_axes>(this->index);
+    this->rows = segments.rows;
   }
 
   // The index of a row of the block's group and segment among all rows of all groups.
   __device__ index_t row_index(index_t row) const {
-    if constexpr (SEGMENT_AXES > 0) row = first + rows.at<SEGMENT_AXES>(row);
+    if constexpr (segment_axes > 0) row = this->first + this->rows.template at<segment_axes>(row);
     return row * groups + group;
   }
+  // The index of the block's row of partial sums (param_sums.cuh).
+  __device__ int part() const {
+    if constexpr (segment_axes > 0) return this->index * blocks + block;
+    return block;
+  }
 };
+using BlockShare = BlockShareIn<SEGMENT_AXES>;

@@ -39,7 +39,7 @@ struct HeldSums {
 
   __device__ HeldSums(C* sums, const BlockShare& share, SharedMemory& memory)
       : totals(memory.take<C>(B::sums_in_shared ? values * B::threads : 0)),
-        row(sums + share.part * sum_pitch(B::width * share.groups) + share.group * B::width) {}
+        row(sums + share.part() * sum_pitch(B::width * share.groups) + share.group * B::width) {}
 
   __device__ ItemSums<B>& open(const PackAt<B>& at) { return recent[at.index]; }
   __device__ void close(const PackAt<B>&, const ItemSums<B>&) const {}
@@ -101,7 +101,7 @@ struct StreamedSums {
 
   __device__ StreamedSums(C* sums, const BlockShare& share, SharedMemory& memory) {
     const index_t pitch = sum_pitch(B::width * share.groups);
-    row = sums + share.part * pitch * (B::sums_in_shared ? 1 : 2) + share.group * B::width;
+    row = sums + share.part() * pitch * (B::sums_in_shared ? 1 : 2) + share.group * B::width;
     recent = B::sums_in_shared ? memory.take<C>(int(chunks) * B::packs * B::pack * B::threads)
                                : row + pitch;
   }

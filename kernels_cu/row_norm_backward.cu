@@ -284,15 +284,21 @@ struct BackwardRow {
   }
 };
 
-// The parameters of a row: `shared`, or the row's own, which are still to be loaded.
+// A row's own parameters, which are still to be loaded. If all rows of a segment share them, the
+// shared ones take their place.
+template <class B, bool own = B::own_parameters>
+struct RowParameters {
+  Parameters<B> of_row;
+
+  __device__ RowParameters(const Arguments<B>& arguments, const Row<B>& row)
+      : of_row(arguments, row.walk.share, row.index) {}
+  __device__ Parameters<B>& parameters(Parameters<B>&) { return of_row; }
+};
 template <class B>
-__device__ inline either<B::own_parameters, Parameters<B>, Parameters<B>&> parameters_of(
-    const Arguments<B>& arguments, const Row<B>& row, Parameters<B>& shared) {
-  if constexpr (B::own_parameters)
-    return Parameters<B>(arguments, row.walk.share, row.index);
-  else
-    return shared;
-}
+struct RowParameters<B, false> {
+  __device__ RowParameters(const Arguments<B>&, const Row<B>&) {}
+  __device__ Parameters<B>& parameters(Parameters<B>& shared) const { return shared; }
+};
 
 // Inputs of the next rows, which are being copied to shared memory, each row to a slot. A thread
 // takes only the packs that it copied itself, so no barrier is needed. A result may share the
@@ -351,7 +357,8 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Load the row: from its slot, to which a later row is then copied, or from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
-    auto&& parameters = parameters_of(arguments, place, shared);
+    RowParameters<B> own(arguments, place);
+    auto& parameters = own.parameters(shared);
     if constexpr (B::own_parameters) parameters.load(columns);
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);

@@ -40,7 +40,7 @@ struct ColumnSums {
 
   ColumnSums(C* all_sums, const Walk<B>& walk, bool few_rows) {
     const index_t pitch = sum_pitch(walk.width * walk.share.groups);
-    sums = all_sums + walk.share.part * 2 * pitch + walk.share.group * walk.width;
+    sums = all_sums + walk.share.part() * 2 * pitch + walk.share.group * walk.width;
     recent = few_rows ? sums : sums + pitch;
   }
 
