@@ -5,6 +5,13 @@
 #include "activations.cuh"
 #include "memory.cuh"
 
+// The defaults are those of builds without a gate on the branch.
+#ifndef BRANCH_GATE
+#define BRANCH_GATE false
+#define SCALAR_GATE false
+#define GATE_AXES ROW_AXES
+#endif
+
 struct RowBuild {
   using compute_t = COMPUTE_T;
   using x_t = X_T;
@@ -14,7 +21,9 @@ struct RowBuild {
   using activation = activations::GATE_ACTIVATION;
   using rounded_t = ROUNDED_T;  // k * r is rounded to this type before it is multiplied by weight
   static constexpr bool pre_gate = PRE_GATE;
-  static constexpr bool post_gate = present<gate_t> && !pre_gate;
+  static constexpr bool branch_gate = BRANCH_GATE;  // multiplies what is added to the stream
+  static constexpr bool scalar_gate = SCALAR_GATE;  // a row's gate is one number
+  static constexpr bool post_gate = present<gate_t> && !pre_gate && !branch_gate;
   static constexpr bool center = CENTER;
   static constexpr bool weight_offset = WEIGHT_OFFSET;
   static constexpr index_t width = WIDTH;                  // 0: known only at run time
@@ -54,6 +63,9 @@ struct Rows {
            (row % inner) * inner_stride;
   }
 };
+
+template <class T>
+using GateRows = Rows<T, GATE_AXES>;
 
 // Where a parameter is: one row, or a row for each row of x, several of which may be the same.
 template <class T>
@@ -123,3 +135,27 @@ struct BlockShareIn : either<(segment_axes > 0), Segment, absent> {
   }
 };
 using BlockShare = BlockShareIn<SEGMENT_AXES>;
+
+// A pack of which all items are equal.
+template <class B>
+struct EqualItems {
+  Item<B> item;
+};
+template <class B, class At>
+__device__ inline Item<B> read(const EqualItems<B>& items, At) {
+  return items.item;
+}
+
+// The sums of a pack of columns.
+template <class Dweight, class Dbias, class Dgate>
+struct Adders {
+  Dweight& dweight;
+  Dbias& dbias;
+  Dgate& dgate;
+};
+
+template <class B, class Arguments>
+__device__ inline typename B::compute_t* dgate_sums_of(const Arguments& arguments) {
+  if constexpr (B::dgate_sums) return arguments.dgate_sums;
+  return nullptr;
+}

@@ -39,12 +39,12 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
   };
   const auto reload = [&](auto& row, const auto& chunk) {
     row.load(chunk);
-    row.dresidual_out.load(chunk);
+    row.load_rest(chunk);
     row.parameters(shared).load(chunk);
   };
-  const auto write = [&](auto& row, auto at, auto& dweight, auto& dbias) {
+  const auto write = [&](auto& row, auto at, auto& adders) {
     row.write(at, row.gates_held.held_or(at, [&] { return row.gates(at); }), row.parameters(shared),
-              dweight, dbias);
+              adders);
   };
   for_each_row(walk, sums, find, reload, write);
 }
