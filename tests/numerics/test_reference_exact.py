@@ -93,11 +93,17 @@ def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
 
 
 def test_parameter_gradients_of_many_rows_keep_their_digits():
-    a = operands((200_000, 2))
-    a.dy = np.full(a.x.shape, 0.1)
-    for make in (row_norm, lambda a: group_norm(a, 2, channel_axis=-1)):
-        dbias = make(a)[1].dbias
-        np.testing.assert_allclose(dbias, math.fsum(a.dy[:, 0]), rtol=4 * 2.0**-53)
+    for shape, bias, rows in (
+        ((200_000, 2), (2,), 200_000),
+        ((2, 100_000, 2), (1, 2), 200_000),
+        ((2, 100_000, 2), (2, 1, 2), 100_000),
+    ):
+        a = operands(shape, bias=bias)
+        a.dy = np.full(shape, 0.1)
+        right = {"desired": math.fsum([0.1] * rows), "rtol": 4 * 2.0**-53}
+        np.testing.assert_allclose(row_norm(a)[1].dbias, **right)
+        a.bias = a.bias.reshape(-1, 2)  # of all samples, or of each
+        np.testing.assert_allclose(group_norm(a, 2)[1].dbias, **right)
 
 
 # --- activations ----------------------------------------------------------------------------------
