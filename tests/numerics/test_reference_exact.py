@@ -69,6 +69,41 @@ def test_a_row_norm_is_exact_to_its_own_ulps(width, mean, center):
             check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
 
 
+@pytest.mark.parametrize("width", [1, 3, 31])
+def test_a_modulated_norm_is_exact_to_its_own_ulps(width):
+    """Each row has a weight; two samples of three rows have a bias each."""
+    a = operands((2, 3, width), weight=(2, 3, width), bias=(2, 1, width))
+    options, parts = {"eps": 1e-6, "center": True}, {}
+    for row in np.ndindex(2, 3):
+        given = a.x[row], a.weight[row], a.bias[row[0], 0], a.dy[row]
+        for name, array in in_decimals(*given, options["eps"], center=True).items():
+            parts.setdefault(name, []).append(array)
+    exact = {name: np.stack(arrays) for name, arrays in parts.items()}
+    columns = a.dy.swapaxes(1, 2).reshape(2 * width, 3)
+    exact["dbias"] = np.array([math.fsum(column) for column in columns])
+    f, grads = row_norm(a, **options)
+    given = a.weight, a.bias
+    check(f, expected_forward(a.x, *given, **options), exact)
+    check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
+
+
+@pytest.mark.parametrize("shape", [(31,), (3, 31), (3, 1), (1,)])
+def test_a_gate_of_the_branch_is_exact_to_its_own_ulps(shape):
+    a = operands((3, 31), gate=shape)
+    options = {"eps": 1e-6, "gate": a.gate, "gate_activation": "sigmoid"}
+    options["gate_position"] = "branch"
+    f, grads = row_norm(a, ("residual", "gate"), **options)
+    x, residual, gate, above, branch = (
+        np.vectorize(Decimal)(np.broadcast_to(array, a.x.shape).astype(object))
+        for array in (a.x, a.residual, a.gate, a.d_residual, a.x)
+    )
+    with localcontext() as context:
+        context.prec = 60
+        g = np.vectorize(sigmoid)(gate)
+        s = x * g + residual
+    exact = {"residual": s.astype(float)}
+
+
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize(("depth", "positions"), [(1, 1), (2, 1), (1, 3), (5, 7), (3, 331)])
 def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
