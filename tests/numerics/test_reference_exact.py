@@ -87,21 +87,36 @@ def test_a_modulated_norm_is_exact_to_its_own_ulps(width):
     check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
 
 
-@pytest.mark.parametrize("shape", [(31,), (3, 31), (3, 1), (1,)])
-def test_a_gate_of_the_branch_is_exact_to_its_own_ulps(shape):
-    a = operands((3, 31), gate=shape)
-    options = {"eps": 1e-6, "gate": a.gate, "gate_activation": "sigmoid"}
+decimals = np.vectorize(lambda v: Decimal(float(v)), otypes=[object])
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((3, 31), ()), ((31,), (0,)), ((3, 1), (1,)), ((1,), (0, 1))]
+)
+def test_a_gate_of_the_branch_is_exact_to_its_own_ulps(shape, shared):
+    a, options = operands((3, 31), gate=shape), {"eps": 1e-6, "gate_activation": "sigmoid"}
     options["gate_position"] = "branch"
     f, grads = row_norm(a, ("residual", "gate"), **options)
-    x, residual, gate, above, branch = (
-        np.vectorize(Decimal)(np.broadcast_to(array, a.x.shape).astype(object))
-        for array in (a.x, a.residual, a.gate, a.d_residual, a.x)
-    )
+    ones, rows = np.ones(31), zip(f.residual, a.dy, strict=True)
+    normed = [in_decimals(s, ones, 0 * ones, dy, options["eps"], False) for s, dy in rows]
+    exact = {name: np.stack([row[name] for row in normed]) for name in ("y", "rstd", "dx")}
+    exact["dresidual"] = exact["dx"] + a.d_residual
     with localcontext() as context:
         context.prec = 60
-        g = np.vectorize(sigmoid)(gate)
-        s = x * g + residual
-    exact = {"residual": s.astype(float)}
+        arrays = a.x, a.residual, a.gate, exact["dresidual"]
+        x, residual, gate, ds = (decimals(array) for array in arrays)
+        g = np.vectorize(sigmoid, otypes=[object])(gate)
+        exact["dx"] = ds * g
+        error = np.abs(decimals(f.residual) - (x * g + residual)).astype(float)
+        exact["dgate"] = g * (1 - g) * (ds * x).sum(axis=shared, keepdims=True).reshape(shape)
+    exact = {name: array.astype(float) for name, array in exact.items()}
+    options["gate"] = a.gate
+    given = a.x, None, None, a.residual
+    expected = expected_forward(*given, stream=f.residual, **options)
+    assert_within(error, 0 * error, expected.bound("residual", "float64") / 2, "residual")
+    check(f, expected, exact)
+    given = a.dy, f.residual, None, None, a.d_residual
+    check(grads, expected_backward(*given, branch=a.x, **options), exact)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])

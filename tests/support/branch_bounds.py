@@ -34,10 +34,11 @@ class Branch(NamedTuple):
     def stream_error(self, residual: Array | None) -> Array:
         """Bound the error of s before the store: that of g, and one rounding by fma.
 
-        The oracle rounds the product, too, which is more than s can be off if the sum cancels.
+        The oracle rounds the product, too, which is large relative to s if the sum cancels. As all
+        float64 errors, this one is counted twice.
         """
         x, s = self.x.astype(np.float64), self.stream(residual)
-        oracle = 0.5 * ulp(x * self.gate.value, "float64")
+        oracle = 2 * 0.5 * ulp(x * self.gate.value, "float64")
         return np.abs(x) * self.gate.value_error + product_error(s, self.compute) + oracle
 
     def dx_error(self, ds: Array, error: Array) -> Array:
