@@ -90,6 +90,17 @@ def test_a_result_that_does_not_apply_is_refused():
         expected.check(NormForward(mean=np.zeros(SHAPE[0])))
 
 
+def test_without_the_branch_a_backward_has_no_dgate():
+    x, dy, gate = (draw(name, SHAPE, "float32") for name in ("x", "dy", "gate"))
+    options = {"eps": 1e-6, "gate": gate, "gate_position": "branch"}
+    expected = expected_backward(dy, x, None, None, **options)
+    with_branch = expected_backward(dy, x, None, None, branch=x, **options)
+    assert expected.exact.dgate is None
+    np.testing.assert_array_equal(expected.exact.dx, with_branch.exact.dx)
+    bounds = (one.bound("dx", "float32") for one in (expected, with_branch))
+    np.testing.assert_array_equal(*bounds)
+
+
 # --- arithmetic that loses digits -----------------------------------------------------------------
 
 

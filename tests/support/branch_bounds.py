@@ -16,7 +16,7 @@ import numpy as np
 from cunorm.reference.rows import sum_to
 from tests.support.gate_bounds import Gate, count, gate_of
 from tests.support.row_errors import Options, product_error
-from tests.support.ulps import Array, rounding, ulp, unit
+from tests.support.ulps import Array, ulp, unit
 
 
 class Branch(NamedTuple):
@@ -51,11 +51,10 @@ class Branch(NamedTuple):
         """Bound the error of dgate before the store.
 
         A sum has 8 u times the sum of its summands' magnitudes, as dweight has. Without a sum, two
-        products are rounded. A branch of a wider dtype is rounded first.
+        products and a branch of a wider dtype are rounded.
         """
         g, x, compute = self.gate, self.x.astype(np.float64), self.compute
-        shape, terms = g.value.shape, ds * x
-        more = np.abs(x) * error + np.abs(ds) * rounding(x, compute, str(self.x.dtype))
+        shape, terms, more = g.value.shape, ds * x, np.abs(x) * error
         if shape != x.shape:
             more = more + count(8, compute) * unit(compute) * np.abs(terms)
         total, more = sum_to(terms, shape), sum_to(more, shape)
