@@ -107,7 +107,7 @@ def add_rms_norm(
 
     ::
 
-        s = x + residual                        rounded to residual's dtype: the new stream
+        s = x + residual                        rounded to its dtype: the new stream
         y = rms_norm(s, weight, bias=bias)      with the gate of `rms_norm`, if there is a gate
 
     Sources: `rms_norm` and `add_normalize`; results, errors and rounding are as for the latter.
@@ -159,7 +159,7 @@ def rms_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
+        s = x + residual    rounded to its dtype: the new stream; without residual, s = x
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset) + bias
 

@@ -145,7 +145,8 @@ def add_rms_norm(
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
     The shares that y and the stream contribute to the gradient are added before rounding. Then x's
-    gradient is rounded to x's dtype, and residual's gradient to the stream's dtype.
+    gradient is rounded to x's dtype, and residual's gradient to the new stream's dtype (and then to
+    residual's, if `residual_dtype` is another).
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))

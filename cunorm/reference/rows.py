@@ -34,11 +34,12 @@ def round_to(values: Array, dtype: DTypeLike) -> Array:
 def residual_stream(
     x: Array, residual: Array | None, residual_dtype: DTypeLike | None
 ) -> Array | None:
-    """Return x + residual in residual's dtype; without residual, x in residual_dtype, or None."""
+    """Return x + residual in residual_dtype or residual's dtype, or None if both are absent."""
     if residual is None:
         return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
-    compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
-    return round_to(x.astype(compute) + residual.astype(compute), residual.dtype)
+    dtype = np.dtype(residual.dtype if residual_dtype is None else residual_dtype)
+    compute = np.float64 if np.float64 in (x.dtype, dtype) else np.float32
+    return round_to(x.astype(compute) + residual.astype(compute), dtype)
 
 
 def as_rows(x: Array, axis: int, groups: int) -> Float64:

@@ -117,7 +117,7 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "l2_norm", "bias": True}, ValueError, "bias is True, which l2_norm does not "),
-        ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
+        ({"gate_position": "pre"}, ValueError, "gate_position is 'pre', expected 'post' as gate"),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),

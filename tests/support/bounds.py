@@ -89,7 +89,7 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
 def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Expected:
     more = {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
-    compute, stream = compute_type(x, residual, exact.residual), exact.residual
+    compute, stream = compute_type(x, exact.residual), exact.residual
     stream = x if stream is None else stream
     rows = Rows(stream, weight, bias, Options(**options), compute=compute, rounded_to=x.dtype)
     errors = {
