@@ -28,7 +28,7 @@ CASES = [
     ("layer_norm", ("weight", "bias"), {"axis": -2}),
     ("normalize", ("weight", "bias", "gate"), {"c": 2.0, "gate_activation": "tanh"} | PRE),
     ("l2_norm", (), {"groups": 2}),
-    ("add_rms_norm", ("residual", "weight"), {"groups": 2}),
+    ("add_rms_norm", ("residual", "weight", "bias"), {"groups": 2}),
     ("add_layer_norm", ("residual", "weight", "bias"), {}),
     ("add_normalize", ("residual", "weight", "bias", "gate"), {"groups": 2} | PRE),
     (

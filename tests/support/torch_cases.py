@@ -22,7 +22,7 @@ ROWS = {  # the function, its operands besides x, and its options
     "bias alone": ("layer_norm", "bias", {}),
     "l2_norm": ("l2_norm", "", {"eps": 0.1, "groups": 3}),
     "normalize": ("normalize", "weight bias", {"c": 2.0, "center": True}),
-    "add_rms_norm": ("add_rms_norm", "residual weight bias", {}),
+    "add_rms_norm": ("add_rms_norm", "residual weight", {}),
     "a new stream": ("add_rms_norm", "weight", {}),
     "add_layer_norm": ("add_layer_norm", "residual weight bias", {}),
     "add_normalize": ("add_normalize", "residual weight bias gate", {"c": 0.5} | PRE),
