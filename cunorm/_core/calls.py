@@ -83,6 +83,10 @@ class CallGeometry(ABC):
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Return where the lines of an array like x are; None if kernels cannot follow them."""
 
+    def parameter_layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
+        """Return where the rows of a parameter are; None if kernels cannot follow them."""
+        return self.layout(spec)
+
     @abstractmethod
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
@@ -113,14 +117,17 @@ def check_operand(
     """Check the shape of an operand, and the dtype of a statistic."""
     shape = geometry.shape_of(slot.kind)
     if spec is not None and not geometry.fits(slot, spec.shape):
-        hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
+        hint = geometry.hint(slot.kind) + _remedy(function, slot, argument, spec.shape, geometry)
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if slot.kind is Kind.STATISTIC:
         geometry.check_compute(function, argument, spec)
 
 
-def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) -> str:
+def _remedy(
+    function: str, slot: Slot, argument: str, shape: Shape, geometry: CallGeometry
+) -> str:
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
+    squeezed = tuple(size for size in shape if size != 1)
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
     is_positional = argument in ("residual", "weight", "bias")
     remedies = []
@@ -130,6 +137,8 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
         remedies.append(f"the order is {function}(dy, x, ...)")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
         remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
+    if slot.kind is Kind.PARAMETER and geometry.fits(slot, squeezed):
+        remedies.append(f"pass {argument}.reshape{squeezed}")
     return ": " + ", or ".join(remedies) if remedies else ""
 
 
@@ -313,5 +322,7 @@ class Kernel(Generic[TypesT, GeometryT]):
 
     def _is_copied(self, slot: Slot, spec: TensorSpec) -> bool:
         """Return whether kernels cannot follow an input's strides."""
-        has_layout = slot.kind is Kind.LIKE_X or slot.name in self.parameter_layouts
-        return (self.geometry.layout(spec) if has_layout else WHOLE.layout(spec)) is None
+        if slot.name in self.parameter_layouts:
+            return self.geometry.parameter_layout(spec) is None
+        layout_of = self.geometry.layout if slot.kind is Kind.LIKE_X else WHOLE.layout
+        return layout_of(spec) is None
