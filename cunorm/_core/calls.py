@@ -123,9 +123,7 @@ def check_operand(
         geometry.check_compute(function, argument, spec)
 
 
-def _remedy(
-    function: str, slot: Slot, argument: str, shape: Shape, geometry: CallGeometry
-) -> str:
+def _remedy(function: str, slot: Slot, argument: str, shape: Shape, geometry: CallGeometry) -> str:
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
     squeezed = tuple(size for size in shape if size != 1)
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
@@ -308,7 +306,6 @@ class Kernel(Generic[TypesT, GeometryT]):
             if spec and self._is_copied(slot, spec):
                 copies.append(InputCopy(number, geometry.copy_axes if is_like_x else None))
         specs = tuple((self._operands | inputs).values())
-        has_work = prod(geometry.shape) or self.params.outputs
         return Plan(
             specs=specs,
             outputs=outputs,
@@ -317,7 +314,7 @@ class Kernel(Generic[TypesT, GeometryT]):
             shared=shared,
             lower=partial(lower, self),
             workspace_bound=workspace_bound,
-            is_empty=not (has_work and any(specs[len(inputs) :])),
+            is_empty=not any(spec and prod(spec.shape) for spec in specs[len(inputs) :]),
         )
 
     def _is_copied(self, slot: Slot, spec: TensorSpec) -> bool:
