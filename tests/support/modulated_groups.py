@@ -23,7 +23,7 @@ class Modulated(NamedTuple):
     bias: str | None = "N, C"
     dtypes: tuple[str, str, str] = ("float32", "float32", "float32")
     activation: str | None = "silu"
-    first: int = 1  # where the rows of weight begin in an array of more columns
+    padding: int = 1  # columns between the rows of samples, which are halves of longer rows
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,20 +39,20 @@ class Modulated(NamedTuple):
         """Return weight and bias, or the arrays of which they are views."""
         count, channels = self.samples.samples, self.samples.channels
         given = {"weight": (self.weight, 1.0), "bias": (self.bias, 0.0)}
-        columns = {"C": channels, "1, C": (1, channels), "N, C": (count, 2 * channels + self.first)}
-        return {
-            name: draw(name, columns[shape], dtype, mean=mean, deviation=0.5)
+        sizes = {"C": channels, "1, C": (1, channels), "N, C": (count, 2 * channels)}
+        found = {
+            name: draw(name, sizes[shape], dtype, mean=mean, deviation=0.5)
             for (name, (shape, mean)), dtype in zip(given.items(), self.dtypes[1:], strict=True)
             if shape
         }
+        padding = ((0, 0), (0, self.padding))
+        return {k: np.pad(a, padding) if a.shape[-1] > channels else a for k, a in found.items()}
 
     def views(self, whole: dict[str, Any]) -> dict[str, Any]:
         """Return weight and bias, given `whole` on any device."""
-        first, end = {"weight": self.first, "bias": self.samples.channels}, self.samples.channels
-        return {
-            name: array[:, first[name] : first[name] + end] if array.shape[-1] > end else array
-            for name, array in whole.items()
-        }
+        channels = self.samples.channels
+        halves = {"weight": np.s_[:, :channels], "bias": np.s_[:, channels : 2 * channels]}
+        return {k: a[halves[k]] if a.shape[-1] > channels else a for k, a in whole.items()}
 
     def run(self, on: Any, **backward: Any) -> Results:
         parameters = self.views({name: on.put(array) for name, array in self.whole().items()})
