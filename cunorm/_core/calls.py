@@ -79,6 +79,10 @@ class CallGeometry(ABC):
     def hint(self, kind: Kind) -> str:
         """Return the end of the error for a wrong shape, which says what the shape has to match."""
 
+    def remedies(self, argument: str, shape: Shape) -> list[str]:
+        """Return what a caller may do about a wrong shape, for the error."""
+        return []
+
     @abstractmethod
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Return where the lines of an array like x are; None if kernels cannot follow them."""
@@ -117,26 +121,23 @@ def check_operand(
     """Check the shape of an operand, and the dtype of a statistic."""
     shape = geometry.shape_of(slot.kind)
     if spec is not None and not geometry.fits(slot, spec.shape):
-        hint = geometry.hint(slot.kind) + _remedy(function, slot, argument, spec.shape, geometry)
+        hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if slot.kind is Kind.STATISTIC:
         geometry.check_compute(function, argument, spec)
 
 
-def _remedy(function: str, slot: Slot, argument: str, shape: Shape, geometry: CallGeometry) -> str:
+def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) -> str:
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
-    squeezed = tuple(size for size in shape if size != 1)
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
     is_positional = argument in ("residual", "weight", "bias")
-    remedies = []
+    remedies = geometry.remedies(argument, shape)
     if function.startswith("add_") and is_positional and shape in (x, row):
         remedies.append(f"the order is {function}(x, residual, weight, ...)")
     if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
         remedies.append(f"the order is {function}(dy, x, ...)")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
         remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
-    if slot.kind is Kind.PARAMETER and geometry.fits(slot, squeezed):
-        remedies.append(f"pass {argument}.reshape{squeezed}")
     return ": " + ", or ".join(remedies) if remedies else ""
 
 

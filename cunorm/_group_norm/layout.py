@@ -84,6 +84,11 @@ class GroupGeometry(CallGeometry):
         like_x, statistic = ", the shape of x", ", one element for each group of each sample"
         return like_x if kind is Kind.LIKE_X else statistic
 
+    def remedies(self, argument: str, shape: Shape) -> list[str]:
+        rows = (self.sizes.samples, self.sizes.channels)
+        is_of_rows = tuple(size for size in shape if size != 1) == rows
+        return [f"pass {argument}.reshape{rows}"] if is_of_rows else []
+
     def layout(self, spec: TensorSpec) -> Lines | None:
         return _lines(spec.permuted(self.axes), self.sizes.channels_last)
 

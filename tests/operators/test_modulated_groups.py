@@ -206,7 +206,6 @@ def test_one_sample_has_one_row():
         ((3, 8, 1), 1, ": pass weight.reshape(3, 8)"),
         ((3, 8, 1, 1), 1, ": pass weight.reshape(3, 8)"),
         ((3, 1, 8), -1, ": pass weight.reshape(3, 8)"),
-        ((1, 1, 8), -1, ": pass weight.reshape(8,)"),
         ((2, 8), 1, ""),
         ((8, 3), 1, ""),
         ((3, 8, 5), 1, ""),
