@@ -6,7 +6,7 @@
 //   r  = (p - correction) * rstd,   correction = mean of p over a group
 //   a  = mean of weight * h,   b = mean of weight * h * r    over a group
 //   dx = rstd * (weight * h - a - r * b)
-//   dbias = sum of h,   dweight = sum of h * r       over samples and positions
+//   dbias = sum of h,   dweight = sum of h * r       over positions and samples that share a row
 //
 // The saved mean is rounded; the correction removes its rounding error from r.
 //
