@@ -33,6 +33,7 @@ KINDS = (
     *(f"{wrap} of {part}" for wrap in WRAPS for part in ("a step", "all")),
     *(f"dtype {dtype}" for dtype in ("float16", "bfloat16", "float32", "float64")),
     *("operand weight", "operand bias", "operand gate", "x as gate", "x of another dtype"),
+    *("operands of each row", "gate of the branch"),
     *("residual stream", "residual h", "results y", "results stream", "stream of another dtype"),
     *("shared operands", "stacked operands", "sliced operands", "frozen operands"),
     *("threads", "constants", "jit of the derivative", "streams that are results"),
