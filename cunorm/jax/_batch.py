@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cunorm._core.operands import Kind, present
 from cunorm._row_norm.spec import RowNormSpec
-from cunorm.jax._call import Arrays, Call, replace_interned
+from cunorm.jax._call import Arrays, Call, gates_branch, replace_interned
 
 
 def merged(
@@ -45,7 +45,7 @@ def _shared(call: Call) -> set[str]:
     op, spec = call.op, call.spec
     found = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
     if isinstance(spec, RowNormSpec):
-        return found | ({"gate"} if spec.gate_position == "branch" else set())
+        return found | ({"gate"} if gates_branch(spec) else set())
     samples = present(call.inputs[op.x]).shape[:1]
     given = zip(op.inputs, call.inputs, strict=True)
     return found - {name for name, one in given if one is not None and one.shape[:-1] == samples}
