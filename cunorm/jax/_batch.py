@@ -37,6 +37,10 @@ def merged(
     if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis needs no change
         spec = replace_interned(spec, axis=spec.axis - ndim)
     one = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
+    try:
+        _ = one.plan
+    except ValueError:  # with the axis of examples, rows share parameters along too many axes
+        return None
     return one, tuple(inputs.values())
 
 

@@ -76,6 +76,22 @@ def test_gradients_are_those_of_numerical_differentiation(shape, x_shape):
     check_grads(norm, drawn(x_shape, shape, shape), order=1, modes=["rev"])
 
 
+@pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("shape", "axis"), [((1, 6), -1), ((3, 6), -1), ((3, 6), 1), ((6,), 1)])
+def test_a_group_norm_has_parameters_of_each_sample(shape, axis, kind):
+    x_shape = (3, 4, 6) if axis == -1 else (3, 6, 4)
+    dy, options = draw("dy", x_shape, "float64"), {"channel_axis": axis, "activation": "silu"}
+    for weight, bias in ((shape, shape), (shape, (6,)), ((6,), shape)):
+        arrays = drawn(x_shape, weight, bias)
+
+        def norm(x, *parameters, module=cunorm.jax):
+            return module.group_norm(x, 2, *parameters, **options)
+
+        right = jax.jit(partial(pulled, partial(norm, module=jax_formulas)))(arrays, dy)
+        with jax.default_device(kind().device), at(f"weight {weight}, bias {bias}"):
+            assert_close(jax.jit(partial(pulled, norm))(arrays, dy), right)
+
+
 def over_weights(norm):
     return jax.vmap(norm, (None, 0, None))
 
@@ -119,3 +135,31 @@ def test_a_batch_of_modulated_rows_equals_its_examples_and_is_one_call(name):
     assert_close(own(*arrays), jax.jit(formula)(*arrays))
     assert "stablehlo.while" not in lowered(own, *arrays)
     assert len(calls_of(own, *arrays)) == (2 if "gradients" in name else 1)
+
+
+@pytest.mark.parametrize(("shape", "is_one_call"), [((3, 6), True), ((1, 6), False), ((6,), False)])
+def test_a_batch_of_group_norms_is_one_call_if_each_sample_has_parameters(shape, is_one_call):
+    for axes, batch in (((0, 0, 0), [2]), ((0, None, None), [])):  # of each example, and shared
+        arrays = drawn((2, 3, 4, 6), (*batch, *shape), (*batch, *shape))
+
+        def of_each(module, axes=axes):
+            def loss(*arrays):
+                return (module.group_norm(arrays[0], 2, *arrays[1:]) ** 3).sum()
+
+            return jax.vmap(jax.grad(loss, (0, 1, 2)), axes)
+
+        own, formula = (of_each(module) for module in (cunorm.jax, jax_formulas))
+        assert_close(own(*arrays), jax.jit(formula)(*arrays))
+        assert ("stablehlo.while" not in lowered(own, *arrays)) == is_one_call
+
+
+def test_a_batch_with_more_axes_of_parameters_than_kernels_walk_is_a_loop():
+    x, weight, bias = drawn((2, B, F, S, 2, D), (F, 1, 1, D), (2, 2, D))
+
+    def of_each(norm):
+        grad = jax.grad(lambda x, b, w: (norm(x, w, b) ** 3).sum(), (0, 1))
+        return jax.vmap(grad, (0, 0, None))
+
+    own, formula = (of_each(module.layer_norm) for module in (cunorm.jax, jax_formulas))
+    assert_close(own(x, bias, weight), jax.jit(formula)(x, bias, weight))
+    assert "stablehlo.while" in lowered(own, x, bias, weight)
