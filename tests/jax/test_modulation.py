@@ -143,8 +143,8 @@ def test_a_batch_of_group_norms_is_one_call_if_each_sample_has_parameters(shape,
         arrays = drawn((2, 3, 4, 6), (*batch, *shape), (*batch, *shape))
 
         def of_each(module, axes=axes):
-            def loss(*arrays):
-                return (module.group_norm(arrays[0], 2, *arrays[1:]) ** 3).sum()
+            def loss(x, *parameters):
+                return (module.group_norm(x, 2, *parameters) ** 3).sum()
 
             return jax.vmap(jax.grad(loss, (0, 1, 2)), axes)
 
