@@ -17,12 +17,18 @@ jnp = jax.numpy
 from jax.test_util import check_grads  # noqa: E402
 
 import cunorm.jax  # noqa: E402
-from tests.jax.test_modulation import assert_close, drawn, float64, pulled  # noqa: E402, F401
 from tests.support import jax_formulas  # noqa: E402
+from tests.support.jax_checks import assert_close, drawn, float64, pulled  # noqa: E402, F401
 from tests.support.jax_frames import calls_of, lowered  # noqa: E402
 
 B, S, D = SHAPE = 2, 3, 4
-GATES = [SHAPE, (D,), (B, 1, D), (S, D), (B, 1, 1), (B, S, 1)]
+RMS, LAYER = ("add_rms_norm", {}), ("add_layer_norm", {"gate_activation": "identity"})
+TANH = ("add_normalize", {"gate_activation": "tanh", "c": 2.0, "center": True})
+# For each case: the shape of the gate, the function, its options, and whether there is a residual.
+CASES = [
+    *[(SHAPE, *RMS, True), ((D,), *LAYER, False), ((B, 1, D), *TANH, True)],
+    *[((S, D), *RMS, False), ((B, 1, 1), *LAYER, True), ((B, S, 1), *TANH, False)],
+]
 MODULES = cunorm.jax, jax_formulas
 BRANCH = {"gate_position": "branch"}
 IDENTITY = BRANCH | {"gate_activation": "identity"}
@@ -36,37 +42,32 @@ def gated(name, module, *, with_residual=True, **options):
     return lambda x, gate, weight, residual: tuple(norm(x, residual, weight, gate=gate))
 
 
+def gradients_of(norm, result, arrays):
+    """Return the gradients of a loss that uses one of the results."""
+    return jax.grad(lambda arrays: (norm(*arrays)[result] ** 3).sum())(arrays)
+
+
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("gate", GATES)
-def test_values_and_gradients_are_those_of_the_formula(gate, kind):
-    """With and without `jit`, without a residual, and if only one of the results is used."""
-    *arrays, residual = drawn(SHAPE, gate, (B, 1, D), SHAPE)
+@pytest.mark.parametrize(("gate", "name", "options", "with_residual"), CASES)
+def test_values_and_gradients_are_those_of_the_formula(gate, name, options, with_residual, kind):
+    """With and without `jit`, and if only one of the results is used."""
+    arrays = drawn(SHAPE, gate, (B, 1, D), *[SHAPE] * with_residual)
     dys = draw("dy", SHAPE, "float64"), draw("d_residual", SHAPE, "float64")
-    for name, options, rest in (
-        ("add_rms_norm", {}, [residual]),
-        ("add_layer_norm", {"gate_activation": "identity"}, []),
-        ("add_normalize", {"gate_activation": "tanh", "c": 2.0, "center": True}, [residual]),
-    ):
-        own, formula = (
-            gated(name, module, with_residual=bool(rest), **options) for module in MODULES
-        )
-        given = (*arrays, *rest)
-        right = jax.jit(partial(pulled, formula))(given, dys)
-        with jax.default_device(kind().device):
-            assert_close(pulled(own, given, dys), right)
-            assert_close(jax.jit(partial(pulled, own))(given, dys), right)
-            for result in (0, 1):
-                one, its = (
-                    jax.grad(lambda *a, f=f, r=result: (f(*a)[r] ** 3).sum(), (*range(len(given)),))
-                    for f in (own, formula)
-                )
-                assert_close(one(*given), jax.jit(its)(*given))
+    own, formula = (gated(name, m, with_residual=with_residual, **options) for m in MODULES)
+    right = jax.jit(partial(pulled, formula))(arrays, dys)
+    with jax.default_device(kind().device):
+        assert_close(pulled(own, arrays, dys), right)
+        assert_close(jax.jit(partial(pulled, own))(arrays, dys), right)
+        for result in (0, 1):
+            right = jax.jit(partial(gradients_of, formula, result))(arrays)
+            assert_close(gradients_of(own, result, arrays), right)
 
 
-@pytest.mark.parametrize("gate", GATES)
-def test_gradients_are_those_of_numerical_differentiation(gate):
-    norm = jax.jit(gated("add_layer_norm", cunorm.jax))
-    check_grads(norm, drawn(SHAPE, gate, (B, 1, D), SHAPE), order=1, modes=["rev"])
+@pytest.mark.parametrize(("gate", "name", "options", "with_residual"), CASES)
+def test_gradients_are_those_of_numerical_differentiation(gate, name, options, with_residual):
+    norm = jax.jit(gated(name, cunorm.jax, with_residual=with_residual, **options))
+    arrays = drawn(SHAPE, gate, (B, 1, D), *[SHAPE] * with_residual)
+    check_grads(norm, arrays, order=1, modes=["rev"])
 
 
 def with_gradients(norm):
