@@ -128,6 +128,12 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
         remedies.append(f"the order is {function}(x, residual, weight, ...)")
     if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
         remedies.append(f"the order is {function}(dy, x, ...)")
+    of_rows = hasattr(geometry, "leading_axes")
+    if argument in ("weight", "bias") and of_rows and shape == x[-len(shape) :]:
+        remedies.append(f"pass axis=-{len(shape)} for rows of this shape, of one statistic each")
+    if argument in ("weight", "bias") and len(shape) > len(row) == 1 and prod(shape) == row[0]:
+        heads = f", with groups={shape[0]} for a statistic of each head" if of_rows else ""
+        remedies.append(f"pass {argument}.reshape(-1){heads if shape[0] > 1 else ''}")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
         remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
     return ": " + ", or ".join(remedies) if remedies else ""
