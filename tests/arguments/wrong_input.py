@@ -44,6 +44,7 @@ COMPUTE = {
     "group": "the compute type: float64 if x is, else float32",
 }
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
+OF_SAMPLES = ", or (3, 8), a row for each sample"
 OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
 HINT = f": pass {MAKE}({{}})"
@@ -84,7 +85,9 @@ def hint_of(name: str, operand: str) -> str:
     """Return how an error says what the shape of an operand or a result has to match."""
     is_group = name in GROUP_NORMS
     if operand in ("weight", "bias"):
-        return f", one for each channel, {LAST}" if is_group else " to match x.shape[-1]"
+        return (
+            f", one for each channel, {LAST}{OF_SAMPLES}" if is_group else " to match x.shape[-1]"
+        )
     if operand in ("mean", "rstd"):
         return f", one element for each {'group of each sample' if is_group else 'row of x'}"
     return ", the shape of x"
@@ -99,7 +102,8 @@ def shapes() -> Cases:
             hint = hint_of(name, key) + (EXPAND if is_narrower else "")
             if key in ("weight", "bias") and shape in ((8, 1), (1, 8)):
                 hint += flat(key, heads=0 if name in GROUP_NORMS or shape[0] == 1 else 8)
-            if key != "x":
+            is_right = key in ("weight", "bias") and shape == (1, *right)
+            if key != "x" and not is_right:
                 yield from shaped([name], key, [shape], f"{right}{hint}")
 
 
@@ -169,9 +173,12 @@ def few_channels() -> Cases:
         text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
         yield from each(functions_taking("num_groups"), ValueError, text, num_groups=7, **x)
         for key in ("weight", "bias"):
-            text = f"{key} has shape (5,), expected (8,), one for each channel, {size}"
+            text = f"{key} has shape (5,), expected (8,), one for each channel, {size}{OF_SAMPLES}"
             alone = {"weight": None, "bias": None} | {key: np.ones(5, "f4")}
             yield from each(GROUP_NORMS, ValueError, text, **x, **alone)
+    for key in ("weight", "bias"):
+        remedy = f"{hint_of('group_norm', key)}: pass {key}.reshape(3, 8)"
+        yield from shaped(GROUP_NORMS, key, [(3, 8, 1, 1), (3, 1, 8)], f"(8,){remedy}")
 
 
 def empty(*shape: int) -> Any:
