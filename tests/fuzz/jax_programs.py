@@ -142,9 +142,7 @@ def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any
     op = draw.choice(ops)
     is_group = op in ("group_norm", "instance_norm")
     options, row = (_group_options if is_group else _row_options)(draw, op, shape)
-    names = [] if op == "l2_norm" else ["weight"]
-    if not op.endswith(("l2_norm", "rms_norm")):
-        names.append("bias")
+    names = [] if op == "l2_norm" else ["weight", "bias"]
     given: dict[str, Use] = {}
     for name in names:
         if draw.random() < 0.75:
