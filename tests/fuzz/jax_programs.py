@@ -73,8 +73,9 @@ def kinds(program: Program) -> Counter[str]:
             "gate of the branch": sum(
                 node.options.get("gate_position") == "branch" for node in net.nodes
             ),
-            "operands of each row": sum(
-                one.leading for name, one in net.operands.items() if name not in ("x", "r")
+            "parameters of each row": sum(
+                one.leading and name.startswith(("weight", "bias"))
+                for name, one in net.operands.items()
             ),
             "streams that are results": net.uses_stream,
             "x of another dtype": sum(node.dtype != net.dtype for node in net.nodes),
