@@ -152,6 +152,23 @@ struct OwnGradient {
   }
 };
 
+// The packs of the branch, if it is needed.
+template <class B, class T = typename B::branch_t>
+struct BranchPacks : RowPacks<B, T, true> {
+  __device__ BranchPacks(const Arguments<B>& arguments, const Row<B>& row)
+      : RowPacks<B, T, true>(row.of(arguments.branch)) {}
+};
+template <class B>
+struct BranchPacks<B, absent> {
+  __device__ BranchPacks(const Arguments<B>&, const Row<B>&) {}
+  template <class Chunk>
+  __device__ void load(const Chunk&) const {}
+  template <class At>
+  __device__ absent operator[](At) const {
+    return {};
+  }
+};
+
 // A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * (weight + weight_offset) * k_rstd + k * r * r_factor + offset
@@ -162,7 +179,7 @@ struct BackwardRow {
   RowPacks<B, typename B::x_t> x;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
-  RowPacks<B, typename B::branch_t, true> branch;
+  BranchPacks<B> branch;
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
@@ -176,7 +193,7 @@ struct BackwardRow {
         x(row.of(arguments.x)),
         gate(row.of(arguments.gate)),
         dresidual_out(row.of(arguments.dresidual_out)),
-        branch(branch_of(arguments, row)),
+        branch(arguments, row),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {
@@ -200,13 +217,6 @@ struct BackwardRow {
     if constexpr (B::branch_gate) gate.load(chunk);
     branch.load(chunk);
   }
-  static __device__ auto branch_of(const Arguments<B>& arguments, const Row<B>& row) {
-    if constexpr (present<typename B::branch_t>)
-      return row.of(arguments.branch);
-    else
-      return static_cast<const absent*>(nullptr);
-  }
-
   // Returns a pack of the gate, if it is needed.
   template <bool needed, class At>
   __device__ auto gate_if(At at) const {
