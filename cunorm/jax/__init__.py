@@ -9,7 +9,8 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
   JAX arrays.
 - For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
   and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
-  a row or sample. A gradient is rounded once, to the dtype of its operand.
+  a row or sample. For the gradient of a gate of the branch, x is saved beside the new stream. A
+  gradient is rounded once, to the dtype of its operand.
 - Wrong input raises the namesake's error when JAX traces the call. If ``jax_enable_x64`` is
   off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A second
   derivative is a NotImplementedError. Forward mode is JAX's TypeError (in `jax.linearize`, when its

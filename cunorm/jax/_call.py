@@ -15,6 +15,7 @@ from cunorm._core.plan import OpDef, OpSpec, Plan, SpecT, spec_from_json, spec_t
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import RowNormSpec
 
 Arrays = tuple[Array, ...]
 OptionalArrays = Sequence[Array | None]
@@ -78,6 +79,11 @@ class Call(NamedTuple):
 def replace_interned(spec: Any, **fields: object) -> Any:
     """Return an OpSpec with new values of some fields; equal arguments give the same object."""
     return replace(spec, **fields)
+
+
+def gates_branch(spec: OpSpec) -> bool:
+    """Return whether the call has a gate of the branch, the x that is added to the stream."""
+    return isinstance(spec, RowNormSpec) and spec.gate_position == "branch"
 
 
 def _describe(spec: OpSpec, name: str, array: Array | ShapeDtypeStruct) -> TensorSpec:

@@ -14,11 +14,10 @@ from jax.custom_batching import custom_vmap
 
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
-from cunorm._core.operands import Kind
 from cunorm._core.plan import OpDef, SpecT
-from cunorm._row_norm.spec import RowNormSpec
 from cunorm.jax import _xla_structs as xla
-from cunorm.jax._call import Arrays, Call, OptionalArrays, replace_interned
+from cunorm.jax._batch import merged
+from cunorm.jax._call import Arrays, Call, OptionalArrays
 from cunorm.jax._handler import called, handler, run_on_cpu, run_on_cuda
 
 _CPU_TARGET, _CUDA_TARGET = "cunorm_on_cpu", "cunorm_on_cuda"
@@ -84,31 +83,15 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
 
 def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
     """Return the outputs of a batch; the batch axis is the first, also in the batched arrays."""
-    op, spec, outputs = call.op, call.spec, call.plan.outputs
-    names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
-    differing = {name for name, is_batched in zip(names, batched, strict=True) if is_batched}
-    wanted = {op.outputs[slot - op.first_output] for slot, _ in outputs}
-    parameters = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
-    if differing & parameters or wanted & {f"d{name}" for name in op.summed}:
-        # Each example is a call, because it has its own parameters or its own sums over its rows.
+    found = merged(call, size, batched, arrays)
+    if found is None:
         own = {slot: arrays[slot] for slot, is_batched in enumerate(batched) if is_batched}
         return jax.lax.map(
             lambda own: _kernel(call)(*(dict(enumerate(arrays)) | own).values()), own
         )
-    has_samples = not isinstance(spec, RowNormSpec)  # then axis 0 gets all examples' samples
-    inputs: dict[str, Array] = {}
-    for name, array in zip(names, arrays, strict=True):
-        if name not in parameters:
-            if name not in differing:
-                array = jnp.broadcast_to(array, (size, *array.shape))
-            if has_samples:
-                array = array.reshape(-1, *array.shape[2:])
-        inputs[name] = array
-    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis needs no change
-        spec = replace_interned(spec, axis=spec.axis + 1 - inputs["x"].ndim)
-    batched_call = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
-    pairs = zip(_kernel(batched_call)(*inputs.values()), outputs, strict=True)
-    return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
+    one, inputs = found
+    pairs = zip(_kernel(one)(*inputs), call.plan.outputs, strict=True)
+    return tuple([result.reshape(size, *spec.shape) for result, (_, spec) in pairs])
 
 
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:

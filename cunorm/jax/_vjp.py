@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
@@ -14,12 +15,13 @@ from jax.custom_derivatives import SymbolicZero
 
 from cunorm._core.dtypes import dtype_of
 from cunorm._core.memo import memoize
+from cunorm._core.operands import present
 from cunorm._core.plan import OpDef, OpSpec, SpecT, backward_spec
 from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type, shown
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call, replace_interned
+from cunorm.jax._call import Call, gates_branch, replace_interned
 
 
 class SupportsJaxArray(Protocol):
@@ -109,7 +111,8 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
 
 # The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and empty
 # arrays of the dtypes of x and residual. The first one's shape is 0, then for each operand 1 if its
-# gradient is wanted, else 0: whichever gradients are wanted, the pytree structure is the same.
+# gradient is wanted, else 0: whichever gradients are wanted, the pytree structure is the same. So a
+# gated branch that no gradient needs is saved as an empty array.
 _Saved = tuple[dict[str, Array | None], Array | HostArray, Array | HostArray]
 
 
@@ -120,11 +123,15 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
     operands = dict(zip(norm.forward.inputs, inputs, strict=True))
     known, x_dtype = operands | outputs, operands["x"].dtype
     like_residual = np.empty(0, getattr(operands.get("residual"), "dtype", x_dtype))
+    wanted = [int(primal is not None and primal.perturbed) for primal in primals]
+    note = np.empty((0, *wanted), x_dtype)
+    if gates_branch(spec):
+        needs_branch = wanted[norm.forward.inputs.index("gate")]
+        known["branch"] = operands["x"] if needs_branch else np.empty(0, x_dtype)
     if stream is not None:
         known["x"] = stream
     arrays = {name: known[name] for name in norm.backward.inputs if name in known}
-    wanted = [int(primal is not None and primal.perturbed) for primal in primals]
-    return (y, stream), (arrays, np.empty((0, *wanted), x_dtype), like_residual)
+    return (y, stream), (arrays, note, like_residual)
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
@@ -132,16 +139,21 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
     (arrays, note, like_residual), names = saved, norm.forward.inputs
     wanted = [name for name, flag in zip(names, note.shape[1:], strict=True) if flag]
+    needs = {"x" if name == "residual" else name for name in wanted}
     gradients: dict[str, Array | None] = {}
-    if dy is not None:
-        needs = {"x" if name == "residual" else name for name in wanted}
+    if dy is None and d_residual is not None:  # of the results, only the stream was used
+        if gates_branch(spec):
+            dy, needs = jnp.zeros_like(present(arrays["x"])), needs & {"x", "gate"}
+        else:
+            gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
+    if dy is not None and needs:
         x = dtype_of(spec.function, "x", note.dtype)
         of_backward = backward_spec(norm.backward, spec, x, tuple(sorted(needs)))
-        arrays = {"dy": dy, "d_residual": d_residual, **arrays}
-        inputs = [arrays.get(name) for name in norm.backward.inputs]
+        given = {**arrays, "dy": dy, "d_residual": d_residual}
+        if "gate" not in needs:
+            given["branch"] = None
+        inputs = [given.get(name) for name in norm.backward.inputs]
         gradients = _ffi.run(norm.backward, of_backward, inputs)
-    elif d_residual is not None:  # of the results, only the stream was used
-        gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
     dresidual = gradients.get("dresidual")
     if dresidual is not None:  # it has the dtype of the new stream
         gradients["dresidual"] = dresidual.astype(like_residual.dtype)

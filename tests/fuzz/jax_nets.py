@@ -42,6 +42,7 @@ class Operand(NamedTuple):
     dtype: str
     stacked: bool = False  # whether each step has its own
     parts: int = 0  # the number of parts; a norm uses one part
+    leading: bool = False  # whether its first axis is x's first axis
 
 
 class Net(NamedTuple):
@@ -96,6 +97,7 @@ class Exact:
         formula = getattr(FORMULAS, op.removeprefix("add_"))
         if op == formula.__name__:
             return cls.cast(formula(x, **options), x_dtype)
+        x, options = FORMULAS.gated_branch(x, options)
         new = cls.cast(x + arrays[0], stream)
         return cls.cast(formula(new, **options), x_dtype), new
 

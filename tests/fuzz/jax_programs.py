@@ -70,6 +70,13 @@ def kinds(program: Program) -> Counter[str]:
             "sliced operands": sum(use.part is not None for _, use in uses),
             "frozen operands": sum(use.frozen for _, use in uses),
             "x as gate": sum(use.name == "h" for _, use in uses),
+            "gate of the branch": sum(
+                node.options.get("gate_position") == "branch" for node in net.nodes
+            ),
+            "parameters of each row": sum(
+                one.leading and name.startswith(("weight", "bias"))
+                for name, one in net.operands.items()
+            ),
             "streams that are results": net.uses_stream,
             "x of another dtype": sum(node.dtype != net.dtype for node in net.nodes),
         }
@@ -97,7 +104,7 @@ def _net(draw: random.Random) -> Net:
     shape = draw.choice([(4, 8), (4, 8), (4, 4, 8)])
     dtype = draw.choices(["float32", *HALVES, "float64"], [70, 12, 8, 10])[0]
     steps = draw.choice([1, 1, 2])
-    operands = {"x": Operand(shape, dtype)}
+    operands = {"x": Operand(shape, dtype, leading=True)}
     nodes: list[Node] = []
     for _ in range(draw.choices([1, 2, 3, 4], [3, 4, 2, 1])[0]):
         if nodes and draw.random() < 0.4:
@@ -105,7 +112,7 @@ def _net(draw: random.Random) -> Net:
             if draw.random() < 0.7:
                 of_operand = partial(_operand, draw, operands, dtype=dtype, shared=0)
                 repeat = {
-                    name: use if use.name == "h" else of_operand(name, operands[use.name].shape)
+                    name: use if use.name == "h" else of_operand(name, *_like(operands[use.name]))
                     for name, use in node.operands.items()
                 }
                 node = node._replace(operands=repeat)
@@ -114,7 +121,7 @@ def _net(draw: random.Random) -> Net:
             nodes.append(_node(draw, shape, dtype, operands))
     if any(node.residual for node in nodes):
         usual = [dtype] if dtype == "float64" else [dtype, "float32"]
-        operands["r"] = Operand(shape, draw.choice(usual))
+        operands["r"] = Operand(shape, draw.choice(usual), leading=True)
     if any(node.join == "matmul" for node in nodes):
         operands["m"] = Operand((8, 8), dtype, stacked=draw.random() < 0.5)
     is_unused = all(node.keep == "stream" for node in nodes if node.residual)
@@ -136,18 +143,18 @@ def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any
     op = draw.choice(ops)
     is_group = op in ("group_norm", "instance_norm")
     options, row = (_group_options if is_group else _row_options)(draw, op, shape)
-    names = [] if op == "l2_norm" else ["weight"]
-    if not op.endswith(("l2_norm", "rms_norm")):
-        names.append("bias")
+    names = [] if op == "l2_norm" else ["weight", "bias"]
     given: dict[str, Use] = {}
     for name in names:
         if draw.random() < 0.75:
-            given[name] = _operand(draw, operands, name, row, dtype)
+            own = _modulated(draw, shape, row, is_group)
+            given[name] = _operand(draw, operands, name, *own, dtype)
     if op != "l2_norm" and not is_group and draw.random() < 0.35:
-        is_x = draw.random() < 0.25
-        given["gate"] = Use("h") if is_x else _operand(draw, operands, "gate", shape, dtype)
+        is_x, is_branch = draw.random() < 0.25, op.startswith("add_") and draw.random() < 0.5
+        own = (shape, True) if not is_branch else _of_branch(draw, shape, row)
+        given["gate"] = Use("h") if is_x else _operand(draw, operands, "gate", *own, dtype)
         options["gate_activation"] = draw.choice([*FORMULAS.activations])
-        options["gate_position"] = draw.choice(["pre", "post"])
+        options["gate_position"] = "branch" if is_branch else draw.choice(["pre", "post"])
     narrow = dtype == "float32" and draw.random() < 0.1
     x_dtype = draw.choice(HALVES) if narrow else dtype
     if x_dtype != "float32":
@@ -185,18 +192,54 @@ def _group_options(draw: random.Random, op: str, shape: tuple[int, ...]) -> tupl
     return options, (shape[axis],)
 
 
+_OfShape = tuple[tuple[int, ...], bool]  # a shape, and whether its first axis is x's first axis
+
+
+def _modulated(draw: random.Random, shape: Any, row: Any, is_group: bool) -> _OfShape:
+    """Draw the shape of a weight or bias: that of a row or, rarely, with some of x's other axes."""
+    if draw.random() < 0.7:
+        return row, False
+    if is_group:
+        is_leading = draw.random() < 0.7
+        return (shape[0] if is_leading else 1, *row), is_leading
+    leading = shape[: -len(row)]
+    chosen = tuple(draw.choice([1, size]) for size in leading[draw.randrange(len(leading) + 1) :])
+    return (*chosen, *row), len(chosen) == len(leading) and chosen[0] > 1
+
+
+def _of_branch(draw: random.Random, shape: Any, row: Any) -> _OfShape:
+    """Draw the shape of a gate of the branch: x's, a weight's, or with one number for each row."""
+    if draw.random() < 0.3:
+        return shape, True
+    (*chosen,), is_leading = _modulated(draw, shape, row, is_group=False)
+    if draw.random() < 0.4:
+        chosen[-len(row) :] = [1] * len(row)
+    return tuple(chosen), is_leading
+
+
+def _like(one: Operand) -> _OfShape:
+    return one.shape, one.leading
+
+
 def _operand(
-    draw: random.Random, operands: Any, name: str, shape: Any, dtype: str, shared: float = 0.35
+    draw: random.Random,
+    operands: Any,
+    name: str,
+    shape: Any,
+    leading: bool,
+    dtype: str,
+    shared: float = 0.35,
 ) -> Use:
     """Return an operand of another norm, or a new operand."""
-    alike = [key for key, one in operands.items() if key[:4] == name[:4] and one.shape == shape]
+    like = (shape, leading)
+    alike = [key for key, one in operands.items() if key[:4] == name[:4] and _like(one) == like]
     if alike and draw.random() < shared:
         key = draw.choice(alike)
     else:
         key = f"{name}{len(operands)}"
         own = "float32" if dtype in HALVES and draw.random() < 0.4 else dtype
         parts = 2 if draw.random() < 0.2 else 0
-        operands[key] = Operand(shape, own, draw.random() < 0.4, parts)
+        operands[key] = Operand(shape, own, draw.random() < 0.4, parts, leading)
     part = draw.randrange(2) if operands[key].parts else None
     return Use(key, part, frozen=draw.random() < 0.06)
 

@@ -259,7 +259,7 @@ def _sharded(net: Net, how: str, loss: Any, argnums: Any) -> Any:
     spec: list[Any] = []
     for name, one in net.operands.items():
         before = len(net.whole(name)) - len(one.shape)
-        spec.append(jax.P(*[None] * before, _AXIS) if one.shape == net.shape else jax.P())
+        spec.append(jax.P(*[None] * before, _AXIS) if one.leading else jax.P())
     wanted = tuple(spec[argnum] for argnum in argnums)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=(*spec, *[jax.P(_AXIS)] * len(net.results)))
     grad = jax.grad(loss, argnums)

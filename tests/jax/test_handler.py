@@ -171,7 +171,7 @@ TEXT = calls(*ROWS, platform="cpu")[0].text
         ("no text", (2, 2), "JSONDecodeError"),
         (TEXT.replace('"version": 4', '"version": 99'), (2, 2), "text version 99, expected 4"),
         (f"[2, {TEXT[1:]}".replace('"version": 4, ', ""), (2, 2), "text version None, expected 4"),
-        (TEXT.replace("[[32]", "[[6, 32]"), (2, 2), "weight has shape (6, 32)"),
+        (TEXT.replace("[[32]", "[[5, 32]"), (2, 2), "weight has shape (5, 32)"),
         (TEXT, (1, 2), "XLA gives 1 arguments and 2 results, expected 2 and 2"),
         (TEXT, (2, 1), "XLA gives 2 arguments and 1 results, expected 2 and 2"),
     ],

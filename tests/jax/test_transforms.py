@@ -74,17 +74,17 @@ ROWS, IMAGES = ((4, 3, 8), 8), ((3, 2, 8, 8), 8)
 # For each case: the transformation, the norm, its arrays, and whether kernels are called once.
 BATCHES = {
     "rows": (lambda f: jax.vmap(f, (0, None)), "rms_norm", ROWS, True),
-    "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), False),
+    "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), True),
     "no leading axes": (jax.vmap, "rms_norm", ((4, 8),), True),
     "gates": (gated((0, 0)), "rms_norm", ((5, 2, 3, 8),) * 2 + ((3, 8),), True),
     "gates of one x": (gated((None, 0)), "rms_norm", ((2, 3, 8), (5, 2, 3, 8), (3, 8)), True),
     "images": (on_images(1), "group_norm", IMAGES, True),
     "images, channels last": (on_images(-1), "group_norm", IMAGES, True),
-    "three times": (three_times, "rms_norm", ((4, 5, 3, 8), (6, 8)), False),
-    "gradients of each": (gradient_of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
+    "three times": (three_times, "rms_norm", ((4, 5, 3, 8), (6, 8)), True),
+    "gradients of each": (gradient_of_each, "rms_norm", ((4, 2, 3, 8), 8), True),
     "gradients of each image": (of_each_image, "group_norm", ((4, 2, 3, 8), 8), False),
     "the gradient of x": (gradient_of_x, "rms_norm", ROWS, True),
-    "a Jacobian": (lambda f: jax.jacrev(f, (0, 1)), "rms_norm", (8, 8), False),
+    "a Jacobian": (lambda f: jax.jacrev(f, (0, 1)), "rms_norm", (8, 8), True),
 }
 ON_GPU = pytest.param("gradients of each", OnJax, marks=pytest.mark.gpu)
 

@@ -64,11 +64,27 @@ class Formulas:
         width = prod(x.shape[options.get("axis", -1) :]) // options.get("groups", 1)
         return self.normalize(x, c=1.0, eps=eps / width, **options)
 
-    def add_rms_norm(self, x: Any, residual: Any, *parameters: Any) -> tuple[Any, Any]:
-        return self.rms_norm(x + residual, *parameters), x + residual
+    def gated_branch(self, x: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Apply a gate of the branch to x; return the product, and the options of the norm."""
+        if options.get("gate_position") != "branch":
+            return x, options
+        names = ("gate", "gate_activation", "gate_position")
+        factor = self.activations[options.get("gate_activation", "silu")](options["gate"])
+        return x * factor, {name: one for name, one in options.items() if name not in names}
 
-    def add_layer_norm(self, x: Any, residual: Any, *parameters: Any) -> tuple[Any, Any]:
-        return self.layer_norm(x + residual, *parameters), x + residual
+    def _add(self, norm: Any, x: Any, residual: Any, *given: Any, **options: Any) -> Any:
+        x, options = self.gated_branch(x, options)
+        stream = x if residual is None else x + residual
+        return norm(stream, *given, **options), stream
+
+    def add_rms_norm(self, x: Any, residual: Any, *parameters: Any, **options: Any) -> Any:
+        return self._add(self.rms_norm, x, residual, *parameters, **options)
+
+    def add_layer_norm(self, x: Any, residual: Any, *parameters: Any, **options: Any) -> Any:
+        return self._add(self.layer_norm, x, residual, *parameters, **options)
+
+    def add_normalize(self, x: Any, residual: Any, *parameters: Any, **options: Any) -> Any:
+        return self._add(self.normalize, x, residual, *parameters, **options)
 
     def group_norm(
         self,
@@ -87,8 +103,9 @@ class Formulas:
         q = last.reshape(samples, prod(positions), groups, channels // groups)
         q = q - q.mean((1, 3), keepdims=True)
         y = (q / ((q * q).mean((1, 3), keepdims=True) + eps) ** 0.5).reshape(last.shape)
-        y = y if weight is None else y * weight
-        y = y if bias is None else y + bias
+        of_channels = (-1, *[1] * len(positions), channels)  # of each sample, or of all
+        y = y if weight is None else y * weight.reshape(of_channels)
+        y = y if bias is None else y + bias.reshape(of_channels)
         return self.activations[activation or "identity"](y).swapaxes(channel_axis, -1)
 
     def instance_norm(self, x: Any, *parameters: Any, **options: Any) -> Any:

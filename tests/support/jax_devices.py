@@ -64,6 +64,20 @@ def check_shard_map(mesh):
     assert_close(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 
 
+def check_a_weight_of_each_row_in_shard_map(mesh):
+    """Check a weight that is spread over the devices with x, and a bias that they share."""
+    specs, arrays = (P("d"), P("d"), P()), (X[:, None], RESIDUAL[:, None], WEIGHT)
+
+    def total(norm, *arrays):
+        return jax.lax.psum((norm(*arrays) ** 3).sum(), "d")
+
+    mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P())
+    own, formula = (mapped(partial(total, one.layer_norm)) for one in (cunorm.jax, jax_formulas))
+    right = jax.jit(jax.grad(formula, ARGNUMS))(*arrays)
+    assert_close(jax.grad(own, ARGNUMS)(*arrays), right)
+    assert_close(jax.jit(jax.grad(own, ARGNUMS))(*arrays), right)
+
+
 def check_frozen_operands_in_shard_map(mesh):
     """Check a norm of a norm: each operand's gradient, while the other operands are frozen."""
     arrays, specs = (X, WEIGHT, jnp.flip(WEIGHT)), (P("d"), P(), P())
@@ -126,6 +140,7 @@ if __name__ == "__main__":
     assert len(devices) == 4
     usual = jax.sharding.Mesh(devices, "d")
     check_shard_map(usual)
+    check_a_weight_of_each_row_in_shard_map(usual)
     check_frozen_operands_in_shard_map(usual)
     check_arrays_that_are_spread_out_under_jit(usual)
     explicit = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))

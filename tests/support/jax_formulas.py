@@ -23,3 +23,4 @@ FORMULAS = Formulas(
 )
 rms_norm, layer_norm, group_norm = FORMULAS.rms_norm, FORMULAS.layer_norm, FORMULAS.group_norm
 add_rms_norm, add_layer_norm = FORMULAS.add_rms_norm, FORMULAS.add_layer_norm
+add_normalize = FORMULAS.add_normalize
