@@ -13,10 +13,10 @@ from cunorm._arrays.registry import view_all
 from cunorm._core import validate
 from cunorm._core.calls import check_operand
 from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
-from cunorm._core.operands import Kind
+from cunorm._core.operands import Kind, Specs
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
-from cunorm._core.types import DTypeLike, Needs, SupportsDLPack
+from cunorm._core.types import DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch.loading import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.layout import group_geometry
@@ -26,10 +26,12 @@ from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
 from cunorm._row_norm.geometry import row_geometry
 from cunorm._row_norm.kernels import TABLE
 from cunorm._row_norm.plan import workspace_bound
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.row_kernel import PARAMETERS
+from cunorm._row_norm.spec import CHECKS, NEEDS
 from cunorm.results import GroupNormGrads
 
 _FUNCTION = "workspace_size"
+_ARRAYS = ("x", "weight", "bias", "gate")
 _OPS = (
     *("normalize_backward", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward"),
     *("group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"),
@@ -45,16 +47,18 @@ def workspace_size(
     axis: int = -1,
     groups: int = 1,
     x_dtype: DTypeLike | None = None,
+    gate: SupportsDLPack | None = None,
+    gate_position: GatePosition = "post",
     needs: Needs = NEEDS,
     num_groups: int | None = None,
     channel_axis: int = -1,
 ) -> int:
     """Return the bytes of workspace that a function needs.
 
-    A backward keeps partial sums of dweight and dbias there. A group norm keeps the statistics of
-    parts of a sample and, in a backward on a CPU, what the first pass stores for the last. The size
-    depends on the shapes, dtypes and device of the arrays and, for a group norm, on the memory
-    layout of x, so a training loop asks for it once.
+    A backward keeps partial sums of dweight, dbias and a shared gate's dgate there. A group norm
+    keeps the statistics of parts of a sample and, in a backward on a CPU, what the first pass
+    stores for the last. The size depends on the shapes, dtypes and device of the arrays and, for a
+    group norm, on the memory layout of x, so a training loop asks for it once.
 
     Parameters
     ----------
@@ -62,9 +66,9 @@ def workspace_size(
         The name of the function: "normalize_backward", "rms_norm_backward", "layer_norm_backward",
         "l2_norm_backward" (which needs none), "group_norm", "instance_norm", "group_norm_forward"
         or "group_norm_backward".
-    x, weight, bias : array
-        As the function gets them; None for a weight or bias that it does not get.
-    axis, groups, needs, num_groups, channel_axis : optional
+    x, weight, bias, gate : array
+        As the function gets them; None for an operand that it does not get.
+    axis, groups, gate_position, needs, num_groups, channel_axis : optional
         As the function gets them. By default `needs` has every operand that there is.
     x_dtype : dtype, optional
         As a row norm gets it, or the dtype of ``out.dx``.
@@ -109,8 +113,8 @@ def workspace_size(
     options = {name: arguments[name] for name in _DEFAULTS}
     family = _group_norm if op in _group_norm.__all__ else _row_norm
     _check(op, options, signature(getattr(family, op)).parameters)
-    views = view_all(_FUNCTION, ("x", "weight", "bias"), (x, weight, bias), (True, False, False))
-    specs = [view and view.spec for view in views]
+    views = view_all(_FUNCTION, _ARRAYS, (x, weight, bias, gate), (True, False, False, False))
+    *specs, options["gate"] = [view and view.spec for view in views]
     if family is _row_norm:
         return _of_rows(specs, options)
     return (_of_group_backward if "backward" in op else _of_group_forward)(specs, options)
@@ -126,6 +130,8 @@ def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
             options[name] = validate.integer(_FUNCTION, name, options[name])
+    choice = CHECKS["gate_position"]
+    options["gate_position"] = choice(_FUNCTION, "gate_position", options["gate_position"])
     options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", options["x_dtype"])
     is_default = isinstance(needs, tuple) and needs == NEEDS
     allowed = NEEDS if is_default or op != "group_norm_backward" else GROUP_NEEDS
@@ -139,20 +145,25 @@ def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
 
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
-    x, *parameters = specs
-    compute = compute_type(x.dtype, options["x_dtype"])
-    geometry = row_geometry(_FUNCTION, x, compute, options["axis"], options["groups"])
-    slots = [slot for slot in TABLE.forward_inputs if slot.kind is Kind.PARAMETER]
-    named = [(slot.name, spec) for slot, spec in zip(slots, parameters, strict=True)]
-    for slot, parameter in zip(slots, parameters, strict=True):
-        check_operand(_FUNCTION, slot.argument, slot, parameter, geometry)
-    validate.same_device(_FUNCTION, x, named)
-    given = {name: spec for name, spec in named if spec is not None}
-    row, segments = geometry.shape_of(Kind.PARAMETER), None
-    if any(spec.shape != row for spec in given.values()):
-        segments = geometry.segments(given)
-    are_sums = given.keys() - (segments.of_row if segments else ())
-    wanted = len(are_sums & {*options["needs"]})
+    x, weight, bias = specs
+    compute, is_branch = compute_type(x.dtype, options["x_dtype"]), False
+    if options["gate"] is not None:
+        is_branch = options["gate_position"] == "branch"
+    rows = options["axis"], options["groups"]
+    geometry = row_geometry(_FUNCTION, x, compute, *rows, branch_gate=is_branch)
+    named: Specs = {"weight": weight, "bias": bias, "gate": options["gate"]}
+    for slot in TABLE.forward_inputs:
+        if slot.name in named:
+            check_operand(_FUNCTION, slot.argument, slot, named[slot.name], geometry)
+    validate.same_device(_FUNCTION, x, named.items())
+    gate = named.pop("gate") if is_branch and "gate" in options["needs"] else None
+    given = {name: named[name] for name in PARAMETERS if named[name]}
+    segments = geometry.segments_with(_FUNCTION, given, gate)
+    sums = {*given, *["gate"] * (gate is not None)}
+    if gate is not None and geometry.is_of_row(gate):
+        sums.remove("gate")
+    sums -= {*(segments.of_row if segments else ())}
+    wanted = len(sums & {*options["needs"]})
     return workspace_bound(geometry, wanted, segments, caps_for(None, x.device)) if wanted else 0
 
 

@@ -132,12 +132,6 @@ struct RowPacks {
   __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
 };
 
-// Loads one pack.
-template <class B, class T>
-__device__ inline LoadedPack<B, T> load_at(const T* row, const PackAt<B>& at) {
-  return load_where<B>(at.live, row + at.column);
-}
-
 // One number for each row, in place of an operand's packs.
 template <class B, class T>
 struct ScalarPacks {
@@ -160,6 +154,16 @@ using ParameterPacks = RowPacks<B, T>;
 
 template <class B, class T, bool read_again = false>
 using RowOutput = OutputPack<B, T, read_again>;
+
+// Adds a pack to what its row holds; both are rounded once.
+template <class B, class T, class Held>
+__device__ inline void add_to_row(T* row, const RowOutput<B, Held, true>& pack,
+                                  const PackAt<B>& at) {
+  auto sums = load_where<B>(at.live, static_cast<const T*>(row + at.column));
+  unrolled<B::pack>(
+      [&](int i) { sums.item[i] = convert<T>(convert<Held>(sums.item[i]) + pack.value.item[i]); });
+  store_where<B>(at.live, row + at.column, sums);
+}
 
 // An operand's packs of the next rows, which are being copied to shared memory.
 template <class B, class T>

@@ -133,22 +133,23 @@ struct GatedItem {
 // A pack of the gradient of a parameter of which each row has its own.
 template <class B, class T>
 struct OwnGradient {
-  static constexpr bool adds = B::accumulate && present<T>;
-  RowOutput<B, T, true> output;
-  LoadedPack<B, either<adds, T, absent>> before = {};
+  using C = typename B::compute_t;
+  static constexpr bool adds = present<T> && B::accumulate;
+  using Held = either<adds && sizeof(T) < sizeof(C), C, T>;
+  T* row;
+  RowOutput<B, Held, true> output;
 
+  __device__ explicit OwnGradient(T* row) : row(row), output(reinterpret_cast<Held*>(row)) {}
   template <class At>
-  __device__ OwnGradient(T* row, At at) : output(row) {
-    if constexpr (adds) before = load_at<B>(row, at);
-  }
-  template <class At>
-  __device__ void add(At item, Item<B> v) {
-    if constexpr (adds) v += read<B>(before, item);
+  __device__ void set(At item, Item<B> v) {
     if constexpr (present<T>) write(output, item, v);
   }
   template <class At>
   __device__ void store(At at) {
-    if constexpr (present<T>) output.store(at);
+    if constexpr (adds)
+      add_to_row<B>(row, output, at);
+    else if constexpr (present<T>)
+      output.store(at);
   }
 };
 
@@ -293,8 +294,8 @@ struct BackwardRow {
     RowOutput<B, typename B::dx_t> dx(this->dx);
     RowOutput<B, typename B::dresidual_t> dresidual(this->dresidual);
     RowOutput<B, typename B::dgate_t> dgate(this->dgate);
-    OwnGradient<B, typename B::own_dweight_t> own_dweight(this->own_dweight, at);
-    OwnGradient<B, typename B::own_dbias_t> own_dbias(this->own_dbias, at);
+    OwnGradient<B, typename B::own_dweight_t> own_dweight(this->own_dweight);
+    OwnGradient<B, typename B::own_dbias_t> own_dbias(this->own_dbias);
     for_each_item<B>(at, [&](auto item) {
       const auto& activated = gates.item[item.index];
       const GatedItem<B> gated(dy_pack, x_pack, activated, item);
@@ -303,8 +304,8 @@ struct BackwardRow {
       const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
       dweight.add_product(item, gated.dn, rounded);
       dbias.add(item, gated.dn);
-      own_dweight.add(item, gated.dn * rounded);
-      own_dbias.add(item, gated.dn);
+      own_dweight.set(item, gated.dn * rounded);
+      own_dbias.set(item, gated.dn);
       auto dp = gated.dn;
       if constexpr (present<typename B::weight_t>) dp *= parameters.factor(at, item);
       dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));

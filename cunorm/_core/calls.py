@@ -91,6 +91,10 @@ class CallGeometry(ABC):
         """Return where the rows of a parameter are; None if kernels cannot follow them."""
         return self.layout(spec)
 
+    def can_follow(self, slot: Slot, spec: TensorSpec) -> bool:
+        """Return whether kernels can follow a dense copy of an operand."""
+        return True
+
     @abstractmethod
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
@@ -123,6 +127,11 @@ def check_operand(
     if spec is not None and not geometry.fits(slot, spec.shape):
         hint = geometry.hint(slot.kind) + _remedy(function, argument, spec.shape, geometry)
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
+    if spec is not None and not geometry.can_follow(slot, spec):
+        raise ValueError(
+            f"{function}: {argument} has shape {spec.shape}, whose axes of 1 alternate too often with "
+            f"others, expected at most three runs of axes: expand it to {geometry.shape}"
+        )
     if slot.kind is Kind.STATISTIC:
         geometry.check_compute(function, argument, spec)
 

@@ -122,11 +122,30 @@ class Geometry(CallGeometry):
         strides = (*full.strides[: self.leading_axes], *[0] * len(groups), 1)
         return RowAxes(len(shape) - 1).layout(full._replace(shape=shape, strides=strides))
 
-    def segments(self, given: Specs) -> Segments:
-        """Return the segments of a backward with these weight, bias and shared gate."""
+    def can_follow(self, slot: Slot, spec: TensorSpec) -> bool:
+        return slot.kind is Kind.STATISTIC or self.layout(spec.dense()) is not None
+
+    def segments_with(
+        self, function: str, parameters: Specs, gate: OptionalSpec
+    ) -> Segments | None:
+        """Return the segments of a backward, or None if all rows share their parameters.
+
+        The gate is on the branch, and its gradient is wanted.
+        """
+        row = self.shape_of(Kind.PARAMETER)
+        if gate is None and all(one is None or one.shape == row for one in parameters.values()):
+            return None
+        given = parameters if self.is_of_row(gate) else parameters | {"gate": gate}
         ndim = len(self.shape)
         own = {name: own_axes(self.leading, ndim, one.shape) for name, one in given.items() if one}
-        return segments_of(self.leading, own)
+        try:
+            return segments_of(self.leading, own)
+        except ValueError:
+            shapes = " and ".join(f"{name} {one.shape}" for name, one in given.items() if one)
+            raise ValueError(
+                f"{function}: {shapes} are shared along different axes of x, {self.shape}, "
+                "expected at most three runs of axes that are alike in all of them"
+            ) from None
 
     def expanded(self, spec: TensorSpec) -> TensorSpec:
         """Return the view of an operand that has x's shape; the stride of added axes is 0."""

@@ -47,7 +47,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     types = ForwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
     parameters = {name: inputs[name] for name in PARAMETERS}
-    kernel = RowKernel(types, geometry, operands, numbers, given=parameters)
+    kernel = RowKernel(types, geometry, operands, numbers, function=spec.function, given=parameters)
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
@@ -108,8 +108,12 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     formula = formula._replace(center=reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
-    parameters, accumulate = {name: inputs[name] for name in PARAMETERS}, spec.accumulate
-    kernel = RowKernel(types, geometry, operands, numbers, given=parameters, accumulate=accumulate)
+    kernel = RowKernel(
+        *(types, geometry, operands, numbers),
+        function=function,
+        given={name: inputs[name] for name in PARAMETERS},
+        accumulate=spec.accumulate,
+    )
     count = len(inputs)
     aliases = {slot: tuple(range(count)) for slot in range(count, len(operands))}
     # If only one of dx and dresidual is written, it is returned as both.

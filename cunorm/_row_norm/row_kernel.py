@@ -26,6 +26,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         operands: Specs,
         numbers: tuple[float, ...],
         *,
+        function: str,  # for errors
         given: Specs,  # weight and bias, even if the kernel does not read them
         accumulate: bool = False,
     ) -> None:
@@ -34,7 +35,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         row = geometry.shape_of(Kind.PARAMETER)
         self.has_rows = any(spec.shape != row for spec in given.values() if spec)
         if isinstance(types, BackwardTypes):
-            types = self._with_segments(types, geometry, operands, given)
+            types = self._with_segments(function, types, geometry, operands, given)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
         self.branch = self.layouts.pop("branch", SINGLE_ROW)
         self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]
@@ -48,16 +49,21 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             }
 
     def _with_segments(
-        self, types: BackwardTypes, geometry: Geometry, operands: Specs, given: Specs
+        self,
+        function: str,
+        types: BackwardTypes,
+        geometry: Geometry,
+        operands: Specs,
+        given: Specs,
     ) -> BackwardTypes:
         """Find the segments, and return the types with the gradients that rows write or add up."""
         branch, gate, dgate = (operands[name] for name in ("branch", "gate", "dgate"))
-        if branch is None and not self.has_rows:
+        is_wanted = branch is not None  # whether the gradient of a gate on the branch is
+        self.segments = geometry.segments_with(function, given, gate if is_wanted else None)
+        if self.segments is None:
             return types
-        if branch is not None and not geometry.is_of_row(gate):
-            given = given | {"gate": gate}
+        if is_wanted and not geometry.is_of_row(gate):
             types = replace(types, dgate=None, dgate_sums=dgate is not None)
-        self.segments = geometry.segments(given)
         of_row = [f"d{name}" for name in self.segments.of_row]
         self.own = tuple(name for name in of_row if operands[name] is not None)
         own = {f"own_{name}": optional_dtype(operands[name]) for name in self.own}

@@ -39,7 +39,11 @@ _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
 # rotation, that allocate an array of a shape and dtype. `results` has such functions for results.
 # `given` names the results that get arrays; None gives arrays to all results of x's shape. `picked`
 # has the indices of the rows or samples to keep; None keeps all. `values` is the kind of numbers in
-# x and residual, `scale` their factor; `dy_scale` is the factor of dy and d_residual.
+# x and residual, `scale` their factor; `dy_scale` is the factor of dy and d_residual. `weight_own`
+# and `bias_own` have a 1 for each leading axis of x along which the parameter has rows of its own:
+# "100" for a weight of each sample; None is a parameter without leading axes. `gate_own` says the
+# same of a gate on the branch, with " scalar" behind it if a row's gate is one number; None is a
+# gate of x's shape.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -47,6 +51,7 @@ DEFAULTS = _NORM | {
     **{"eps": EPS, "far": False, "layouts": "contiguous", "offset": 0, "kind": "numpy"},
     **{"picked": None, "in_place": None, "given": None, "workspace": False, "results": None},
     **{"values": "normal", "scale": 1.0, "dy_scale": 1.0},
+    **{"weight_own": None, "bias_own": None, "gate_own": None},
 }
 
 
@@ -131,9 +136,13 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     function, result, expected = _FUNCTIONS[kernel]
     make, options = _rows(case, on) if is_row else _groups(case, on)
     inputs = {"x": make.large(case["x"])}
-    if is_row:
+    if is_row and case["gate_own"] is None:
         inputs["gate"] = make.large(case["gate"], near=True)
-    inputs |= {"weight": make.param(case["weight"], mean=1.0), "bias": make.param(case["bias"])}
+    elif is_row:
+        inputs["gate"] = make.param(case["gate"], shape=own_shape(case, "gate"))
+    weight, bias = (own_shape(case, name) for name in ("weight", "bias"))
+    inputs["weight"] = make.param(case["weight"], mean=1.0, shape=weight)
+    inputs["bias"] = make.param(case["bias"], shape=bias)
     add = _add_backward if "backward" in kernel else _add_forward
     operands, outputs, before = add(case, is_row, make, inputs, options)
     exact = partial(expected, **operands, eps=case["eps"])
@@ -154,6 +163,17 @@ def groups_of(case: Mapping[str, Any], array: Array) -> Array:
         return array.reshape(-1, 1, 1, width)
     array = np.moveaxis(array, samples.channel_axis, -1)
     return array.reshape(len(array), -1, samples.groups, samples.channels // samples.groups)
+
+
+def own_shape(case: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    """Return the shape of an operand that has some rows of its own, or None for its usual shape."""
+    own = case.get(f"{name}_own")
+    if own is None:
+        return None
+    *leading, width = case["shape"]
+    flags, is_scalar = own[: len(leading)], own.endswith("scalar")
+    sizes = (size if flag == "1" else 1 for size, flag in zip(leading, flags, strict=True))
+    return (*sizes, 1 if is_scalar else width * case.get("groups", 1))
 
 
 def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
@@ -232,13 +252,17 @@ def _add_backward(case: Case, is_row: bool, make: Draws, inputs: Any, options: A
     if is_row:
         inputs["d_residual"] = make.large(case["d_residual"], near=True, scale=case["dy_scale"])
         options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
+    if options.get("gate_position") == "branch" and inputs["gate"]:
+        inputs["branch"] = make.large(case["dx"] or case["x"], near=True)
     operands = _hosts(inputs) | options
     inputs |= {name: make.values(array) for name, array in _statistics(case, operands).items()}
     named = tuple(name for name in case["needs"] if is_row or name != "gate")  # some may be absent
     needs = tuple(name for name in named if inputs.get(name))
     # The arrays to which the call adds gradients of parameters.
     summed = [name for name in ("weight", "bias") if name in needs and case["accumulate"]]
-    before = {f"d{name}": make.param(case["accumulate"]) for name in summed}
+    before = {
+        f"d{name}": make.param(case["accumulate"], shape=own_shape(case, name)) for name in summed
+    }
     outputs = _gradients(case, make, inputs, needs) | before
     options |= {"needs": named, "accumulate": bool(case["accumulate"])}
     return operands, outputs, before
@@ -257,7 +281,10 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
         names, function = ("num_groups", "channel_axis"), reference.group_norm_forward
     else:
         names, function = ("gate", *_UP_TO_R), reference.normalize_forward
-    exact = function(operands["x"], eps=case["eps"], **{name: operands[name] for name in names})
+    given = {name: operands[name] for name in names}
+    if given.get("gate_position") == "branch":
+        given |= {"gate": None, "gate_position": "post"}
+    exact = function(operands["x"], eps=case["eps"], **given)
     is_wide = case["x"] == "float64" or operands.get("x_dtype") == np.float64
     found = {name: getattr(exact, name) for name in ("rstd", "mean")}
     return {n: a.astype(f"f{8 if is_wide else 4}") for n, a in found.items() if a is not None}
@@ -269,10 +296,13 @@ def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Pl
     x_dtype, named = case["dx"] or case["x"], {*(case["given"] or ())}
     if "x" in needs:
         found["dx"] = inputs[case["in_place"]] if case["in_place"] else make.result(x_dtype)
-        if "d_residual" in inputs and (x_dtype != case["x"] or "dresidual" in named):
+        are_two = x_dtype != case["x"] or "dresidual" in named or "branch" in inputs
+        if "d_residual" in inputs and are_two:
             found["dresidual"] = make.result(case["x"])
     if "gate" in needs:
         over = inputs["gate"] if case["in_place"] else None
+        if over is None and case["gate_own"] is not None:
+            over = make.statistic(inputs["gate"].host)
         found["dgate"] = over or make.result(case["dgate"] or case["gate"])
     for name in {"weight", "bias"} & {*needs}:
         if f"d{name}" in named:

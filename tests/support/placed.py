@@ -189,11 +189,13 @@ class Draws:
             values = values.take([0], axis)
         return self._keep(like, values.astype(DTYPES[dtype]))
 
-    def param(self, dtype: str | None, mean: float = 0.0) -> Placed | None:
-        """Place an operand like weight."""
+    def param(
+        self, dtype: str | None, mean: float = 0.0, shape: Shape | None = None
+    ) -> Placed | None:
+        """Place an operand like weight, or of a shape."""
         if dtype is None:
             return None
-        drawn = mean + 0.5 * self._rng.standard_normal(self._columns)
+        drawn = mean + 0.5 * self._rng.standard_normal(self._columns if shape is None else shape)
         return self.values(drawn.astype(DTYPES[dtype]))
 
     def values(self, array: Array | None) -> Placed | None:

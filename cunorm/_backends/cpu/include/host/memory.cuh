@@ -112,6 +112,15 @@ struct CutItem {
   int count;  // elements inside the row
 };
 
+template <class B>
+inline int elements_of(WholeItem) {
+  return simd::lanes<typename B::compute_t>;
+}
+template <class B>
+inline int elements_of(CutItem item) {
+  return item.count;
+}
+
 // In a part that is cut, whole items are handled like cut items. This halves the code, and the time
 // to compile it.
 template <class B, class Part, class F>

@@ -78,11 +78,6 @@ struct ScalarPacks {
 template <class B, class T, bool once = false>
 using GatePacks = either<B::scalar_gate, ScalarPacks<B, T>, RowPacks<B, T, once>>;
 
-template <class B, class T, class At>
-inline LoadedPack<B, T> load_at(const T* row, At at) {
-  return {row + at.column};
-}
-
 // A parameter.
 template <class B, class T>
 struct ParameterPacks {
@@ -156,6 +151,18 @@ struct RowOutput<B, absent, false> {
   template <class At>
   void store(At) const {}
 };
+
+// Adds a pack to what its row holds; both are rounded once.
+template <class B, class T, class Held, class At>
+inline void add_to_row(T* first, const RowOutput<B, Held, true>& pack, At at) {
+  using C = typename B::compute_t;
+  using Wide = either<(sizeof(T) > sizeof(C)), T, C>;
+  for_each_item<B>(at, [&](auto item) {
+    T* const row = first + at.column + item.index * simd::lanes<C>;
+    for (int i = 0; i < elements_of<B>(item); ++i)
+      row[i] = convert<T>(convert<Wide>(row[i]) + convert<Wide>(pack.value.item[item.slot][i]));
+  });
+}
 
 // A CPU copies no rows to shared memory.
 template <class B, class T>
