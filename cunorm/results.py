@@ -20,7 +20,8 @@ if not TYPE_CHECKING and sys.version_info < (3, 11):  # older NamedTuples take n
 class AddNorm(NamedTuple, Generic[T_co]):
     """The results of the `add_` functions, both of x's shape.
 
-    y has the normalised rows, residual is the new residual stream, x + residual.
+    y has the normalised rows, residual is the new residual stream: x + residual, or
+    x * g(gate) + residual with a gate of the branch.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -45,9 +46,10 @@ class NormForward(NamedTuple, Generic[T_co]):
 class NormGrads(NamedTuple, Generic[T_co]):
     """The results of a row norm's backward: one gradient per operand, or None.
 
-    dx, dgate (also that of an expanded gate) and dresidual have x's shape; dweight and dbias have
-    the shape of a row. dgate has the gate's dtype. dresidual, the gradient of the residual stream,
-    equals dx in the stream's dtype.
+    dx and dresidual have x's shape; dweight, dbias and dgate have the shape of weight, bias and
+    gate, as sums over the rows or elements that share them. dgate has the gate's dtype. dresidual,
+    the gradient of the residual stream, equals dx in the stream's dtype, unless the gate is that of
+    the branch: then dx is dresidual * g(gate).
     """
 
     dx: T_co = None  # type: ignore[assignment]
@@ -72,7 +74,7 @@ class GroupNormForward(NamedTuple, Generic[T_co]):
 class GroupNormGrads(NamedTuple, Generic[T_co]):
     """The results of `group_norm_backward`: one gradient per operand, or None.
 
-    dx has x's shape; dweight and dbias have shape ``(C,)``.
+    dx has x's shape; dweight and dbias have that of weight and bias: (C,), (1, C) or (N, C).
     """
 
     dx: T_co = None  # type: ignore[assignment]
