@@ -74,7 +74,7 @@ class GroupNormForward(NamedTuple, Generic[T_co]):
 class GroupNormGrads(NamedTuple, Generic[T_co]):
     """The results of `group_norm_backward`: one gradient per operand, or None.
 
-    dx has x's shape; dweight and dbias have that of weight and bias: (C,), (1, C) or (N, C).
+    dx has x's shape; dweight and dbias have shape ``(C,)``.
     """
 
     dx: T_co = None  # type: ignore[assignment]
