@@ -171,7 +171,7 @@ struct ParamSums {
     auto&& to_dweight = dweight.open(at);
     auto&& to_dbias = dbias.open(at);
     auto&& to_dgate = dgate.open(at);
-    Adders adders{to_dweight, to_dbias, to_dgate};
+    auto adders = adders_of(to_dweight, to_dbias, to_dgate);
     add(adders);
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);

@@ -207,6 +207,14 @@ struct BackwardRow {
       return static_cast<const absent*>(nullptr);
   }
 
+  // Returns a pack of the gate, if it is needed.
+  template <bool needed, class At>
+  __device__ auto gate_if(At at) const {
+    if constexpr (needed)
+      return gate[at];
+    else
+      return absent{};
+  }
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
@@ -227,9 +235,10 @@ struct BackwardRow {
                                 const Parameters<B>& parameters) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
+    const auto gate_pack = gate_if<!B::branch_gate>(at);
     GatePack<B> gates;
-    if constexpr (!B::branch_gate) gates = this->gates(at);
     for_each_item<B>(at, [&](auto item) {
+      if constexpr (!B::branch_gate) gates.item[item.index] = gate_at<B>(gate_pack, item);
       const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
       const auto p = clear_outside<B>(shifted(gated.p), item);
       if constexpr (B::center) sums[SumP].add(item, p);
@@ -292,9 +301,9 @@ struct BackwardRow {
       auto ds = dp;
       if constexpr (B::pre_gate) ds *= activated.value;
       if constexpr (present<typename B::dresidual_out_t>) ds += read<B>(dresidual_out_pack, item);
-      if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::dx_t>)
         ::write(dx, item, B::branch_gate ? ds * activated.value : ds);
+      if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::branch_t>) {
         const auto slope = activated.derivative * ds, v = read<B>(branch_pack, item);
         sums.dgate.add_product(item, slope, v);
