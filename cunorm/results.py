@@ -32,9 +32,9 @@ class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 
     y has the normalised rows. residual is the new residual stream, which was normalised; it is None
-    without residual, `residual_dtype` and `out.residual`. Both have x's shape. mean and rstd are
-    the rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last axis of
-    length `groups` if that is not 1; mean is None without centering.
+    without residual, `residual_dtype`, `out.residual` and a gate of the branch. Both have x's
+    shape. mean and rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``,
+    with a last axis of length `groups` if that is not 1; mean is None without centering.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -74,7 +74,8 @@ class GroupNormForward(NamedTuple, Generic[T_co]):
 class GroupNormGrads(NamedTuple, Generic[T_co]):
     """The results of `group_norm_backward`: one gradient per operand, or None.
 
-    dx has x's shape; dweight and dbias have shape ``(C,)``.
+    dx has x's shape; dweight and dbias have the shape of their parameter, ``(C,)``, ``(1, C)`` or
+    ``(N, C)``.
     """
 
     dx: T_co = None  # type: ignore[assignment]

@@ -152,6 +152,23 @@ struct OwnGradient {
   }
 };
 
+// The packs of the branch, if it is needed.
+template <class B, class T = typename B::branch_t>
+struct BranchPacks : RowPacks<B, T, true> {
+  __device__ BranchPacks(const Arguments<B>& arguments, const Row<B>& row)
+      : RowPacks<B, T, true>(row.of(arguments.branch)) {}
+};
+template <class B>
+struct BranchPacks<B, absent> {
+  __device__ BranchPacks(const Arguments<B>&, const Row<B>&) {}
+  template <class Chunk>
+  __device__ void load(const Chunk&) const {}
+  template <class At>
+  __device__ absent operator[](At) const {
+    return {};
+  }
+};
+
 // A row: its operands, and its factors.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * (weight + weight_offset) * k_rstd + k * r * r_factor + offset
@@ -162,7 +179,7 @@ struct BackwardRow {
   RowPacks<B, typename B::x_t> x;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
-  RowPacks<B, typename B::branch_t, true> branch;
+  BranchPacks<B> branch;
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
@@ -176,7 +193,7 @@ struct BackwardRow {
         x(row.of(arguments.x)),
         gate(row.of(arguments.gate)),
         dresidual_out(row.of(arguments.dresidual_out)),
-        branch(branch_of(arguments, row)),
+        branch(arguments, row),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {
@@ -200,13 +217,6 @@ struct BackwardRow {
     if constexpr (B::branch_gate) gate.load(chunk);
     branch.load(chunk);
   }
-  static __device__ auto branch_of(const Arguments<B>& arguments, const Row<B>& row) {
-    if constexpr (present<typename B::branch_t>)
-      return row.of(arguments.branch);
-    else
-      return static_cast<const absent*>(nullptr);
-  }
-
   // Returns a pack of the gate, if it is needed.
   template <bool needed, class At>
   __device__ auto gate_if(At at) const {
@@ -271,9 +281,9 @@ struct BackwardRow {
   }
 
   // Writes the gradients of a pack, and adds to those that are sums.
-  template <class At, class Gates, class Adders>
+  template <class At, class Gates, class Dweight, class Dbias, class Dgate>
   __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters,
-                        Adders& sums) const {
+                        Dweight& dweight, Dbias& dbias, Dgate& dgate_sums) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
     const auto dresidual_out_pack = dresidual_out[at];
@@ -291,8 +301,8 @@ struct BackwardRow {
       auto q = shifted(gated.p);
       if constexpr (B::center) q -= correction;
       const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
-      sums.dweight.add_product(item, gated.dn, rounded);
-      sums.dbias.add(item, gated.dn);
+      dweight.add_product(item, gated.dn, rounded);
+      dbias.add(item, gated.dn);
       own_dweight.add(item, gated.dn * rounded);
       own_dbias.add(item, gated.dn);
       auto dp = gated.dn;
@@ -306,7 +316,7 @@ struct BackwardRow {
       if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::branch_t>) {
         const auto slope = activated.derivative * ds, v = read<B>(branch_pack, item);
-        sums.dgate.add_product(item, slope, v);
+        dgate_sums.add_product(item, slope, v);
         if constexpr (present<typename B::dgate_t>) ::write(dgate, item, slope * v);
       }
       if constexpr (present<typename B::dgate_t> && B::pre_gate)
@@ -425,7 +435,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
 
     // Store. Gates are recomputed: two numbers per item would take too many registers.
     columns.for_each_pack([&](auto at) {
-      sums.add(at, [&](auto& adders) { row.write(at, row.gates(at), parameters, adders); });
+      sums.add(at, [&](auto&... to_sums) { row.write(at, row.gates(at), parameters, to_sums...); });
     });
     sums.end_row(walk);
   });

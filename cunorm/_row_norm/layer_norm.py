@@ -59,6 +59,17 @@ def layer_norm(
     >>> x, gate = np.float32([[1, 3, 7, 5]]), np.float32([[0, 1, 2, 3]])
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
+
+    adaLN, with a scale and a shift for each sample, here for two samples of two rows:
+
+    >>> x = np.float32([[[1, 3], [7, 5]], [[2, 6], [4, 0]]])
+    >>> scale, shift = np.float32([[[0, 1]], [[0, 0]]]), np.float32([[[0, 0]], [[5, 5]]])
+    >>> cunorm.layer_norm(x, scale, shift, weight_offset=1.0).round(3)
+    array([[[-1.,  2.],
+            [ 1., -2.]],
+    <BLANKLINE>
+           [[ 4.,  6.],
+            [ 6.,  4.]]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
@@ -88,7 +99,7 @@ def add_layer_norm(
 
     ::
 
-        s = x + residual                        rounded to residual's dtype: the new stream
+        s = x + residual                        rounded to its dtype: the new stream
         y = layer_norm(s, weight, bias)         with the gate of `layer_norm`, if there is a gate
 
     Sources: `layer_norm` and `add_normalize`; results, errors and rounding are as for the latter.
@@ -142,7 +153,7 @@ def layer_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
+        s = x + residual    rounded to its dtype: the new stream; without residual, s = x
         q = s - mean(s)
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias

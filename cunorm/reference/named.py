@@ -157,7 +157,9 @@ def add_normalize(
     **options: Unpack[Options],
 ) -> AddNorm[Array]:
     """Return y and the new stream of `normalize_forward`; without a residual the stream is x."""
-    inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
+    inputs, dtype = (x, weight, bias), residual_dtype
+    if residual is None and dtype is None:
+        dtype = x.dtype
     result = normalize_forward(
         *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options
     )

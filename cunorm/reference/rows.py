@@ -37,20 +37,21 @@ def residual_stream(
     residual_dtype: DTypeLike | None,
     factor: Float64 | None = None,
 ) -> Array | None:
-    """Return x + residual in residual's dtype; without residual, x in residual_dtype, or None.
+    """Return x + residual in residual_dtype or residual's dtype, or None if both are absent.
 
     With a factor of x, x * factor replaces x, and without residual and residual_dtype the stream
     has x's dtype. The product and the sum are computed in float64.
     """
     if factor is not None:
-        s = x.astype(np.float64) * factor
-        if residual is None:
-            return round_to(s, x.dtype if residual_dtype is None else residual_dtype)
-        return round_to(s + residual.astype(np.float64), residual.dtype)
+        s, dtype = x.astype(np.float64) * factor, x.dtype
+        if residual is not None:
+            s, dtype = s + residual.astype(np.float64), residual.dtype
+        return round_to(s, dtype if residual_dtype is None else residual_dtype)
     if residual is None:
         return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
-    compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
-    return round_to(x.astype(compute) + residual.astype(compute), residual.dtype)
+    dtype = np.dtype(residual.dtype if residual_dtype is None else residual_dtype)
+    compute = np.float64 if np.float64 in (x.dtype, dtype) else np.float32
+    return round_to(x.astype(compute) + residual.astype(compute), dtype)
 
 
 def as_float64(operand: Array) -> Float64:

@@ -68,11 +68,6 @@ def check_rms_norm(module: Any) -> None:
     dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
     options, eps = RowOptions(-1, groups, **given), 0.0 if module.eps is None else module.eps
     parse(ROW_FORWARD, forward_scalars(kind, options, eps, None, dtype))
-    if module.weight_offset and not module.elementwise_affine:
-        raise ValueError(
-            f"{kind}: weight_offset is {module.weight_offset}, expected 0.0 as "
-            "elementwise_affine is False"
-        )
     shape = module.normalized_shape
     if groups < 1 or shape[-1] % groups or (groups > 1 and len(shape) > 1):
         expected = f"a divisor of {shape[-1]}" if len(shape) == 1 else "1"
@@ -119,7 +114,7 @@ def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[s
     if module.eps is None:
         dtype: Any = getattr(x if residual is None else residual, "dtype", None)
         stream = options.get("residual_dtype")
-        if residual is None and stream is not None:
+        if stream is not None:
             dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", stream)]
         options["eps"] = _DEFAULT_EPS.get(dtype, 0.0)
     return options

@@ -34,13 +34,15 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: cunorm.layer_norm(X, normalized_shape=(8,)),
     lambda: cunorm.add_rms_norm(X),
     lambda: rms(X, residual=X),
-    lambda: rms(X, bias=X[0]),
     lambda: cunorm.l2_norm(X, dim=-1),
     lambda: cunorm.l2_norm(X, gate=X),
     lambda: rms(X, X[0], 1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, eps=1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
     lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
+    lambda: rms(X, gate=X, gate_position="branch"),
+    lambda: rms_backward(X, X, rstd=RSTD, gate=X, gate_position="branch"),
+    lambda: rms_backward(X, X, rstd=RSTD, branch=X),
 ]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",

@@ -104,7 +104,7 @@ def expected_forward(
     """
     norm, more = Options(**options), {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
-    compute, normed = compute_type(x, residual, exact.residual), exact.residual
+    compute, normed = compute_type(x, exact.residual), exact.residual
     branch, errors, of_stream = branch_of(x, norm, compute), {}, None
     if branch is not None:
         if stream is None:
