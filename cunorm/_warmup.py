@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from inspect import signature
 from itertools import product
 from numbers import Number
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
@@ -20,13 +20,23 @@ from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
 from cunorm._core.tensor import CPU, Device
-from cunorm._core.types import Activation, DTypeLike, GatePosition, Layout, Needs, Several
+from cunorm._core.types import (
+    Activation,
+    DTypeLike,
+    GatePer,
+    GatePosition,
+    Layout,
+    Needs,
+    Per,
+    Several,
+)
 from cunorm._group_norm.builds import LAYOUTS, group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS
 
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
+PERS = {"weight": get_args(Per), "bias": get_args(Per), "gate": get_args(GatePer)}
 Operand: TypeAlias = Several[DTypeLike | bool | None]
 Meaning: TypeAlias = dict[bool | str, object]  # what True, False and AUTO mean for an operand
 
@@ -55,6 +65,9 @@ def warmup(
     residual: Operand | Literal["auto"] = "auto",
     gate: Operand = None,
     d_residual: Operand | Literal["auto"] = "auto",
+    weight_per: Several[Per] = "all",
+    bias_per: Several[Per] = "all",
+    gate_per: Several[GatePer] = "row",
     dtype: Several[DTypeLike | None] = None,
     residual_dtype: Several[DTypeLike | None] = None,
     center: Several[bool] = False,
@@ -99,6 +112,12 @@ def warmup(
     d_residual : dtype or bool or None
         The gradient of the residual stream that a backward gets; True means the stream's dtype. By
         default True if the forward writes a stream.
+    weight_per, bias_per : str
+        "all" rows share a row of the parameter; each "sample" has a row, as in a weight of shape
+        (B, 1, D) for an x of (B, S, D), or (N, C) in a group norm; or each "row" of x.
+    gate_per : str
+        The same for a gate; of a gate on the branch, "sample scalar" and "row scalar" are a number
+        for each sample or row.
     dtype, residual_dtype : dtype, optional
         The dtype of y and dy, and that of the new residual stream; by default the forward's choice.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
@@ -243,6 +262,7 @@ def _options_of(name: str) -> set[str]:
         options.add("dtype")
     if "d_residual" in options:
         options |= {"residual", "residual_dtype"}
+    options |= {f"{one}_per" for one in PERS if one in options}
     return options
 
 
@@ -268,6 +288,8 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         "d_residual": {True: True, False: False, AUTO: None},  # as `row_builds` takes it
     }
     parsed = {one: _operand(one, options[one], meaning) for one, meaning in meanings.items()}
+    for one, allowed in PERS.items():
+        validate.choice(FUNCTION, f"{one}_per", options[f"{one}_per"], allowed)
     parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
         dtype = parse_optional_dtype(FUNCTION, one, options[one])

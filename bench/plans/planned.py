@@ -106,7 +106,7 @@ def plans(
         launches, chunk = _group_launches(operator, direction, options, rows, shape[0], caps)
     else:
         plan_of = getattr(row_builds, f"{direction}_plan")
-        plan = plan_of(f"{operator.base}_{direction}", options, (rows, shape[0]), _GPU)
+        plan = plan_of(f"{operator.base}_{direction}", options, (1, rows, shape[0]), _GPU)
         launches, chunk = list(plan.lower(caps, None).launches), 0
     label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
     if features == features_of(architecture):

@@ -31,6 +31,8 @@ DTypeLike = DTypeName | np.dtype[Any] | type[np.generic] | TorchDType
 
 Activation = Literal["identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh"]
 GatePosition = Literal["pre", "post", "branch"]
+Per = Literal["all", "sample", "row"]
+GatePer = Literal["all", "sample", "row", "sample scalar", "row scalar"]
 Layout = Literal["channels_last", "channels_first"]
 Need = Literal["x", "weight", "bias", "gate"]
 GroupNeed = Literal["x", "weight", "bias"]

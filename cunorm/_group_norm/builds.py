@@ -8,9 +8,9 @@ from typing import Any
 
 from cunorm._core.build import KernelBuild
 from cunorm._core.calls import backward_specs
-from cunorm._core.operands import Kind, arguments
+from cunorm._core.operands import Kind, Slot, arguments
 from cunorm._core.plan import Plan
-from cunorm._core.tensor import Device, optional_contiguous
+from cunorm._core.tensor import Device, Shape, optional_contiguous
 from cunorm._dispatch.loading import launches_of
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, plan_backward, plan_forward
 from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
@@ -74,9 +74,14 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
         dtype=options["dtype"],
         saves=True,
     )
-    shapes = {Kind.LIKE_X: shape, Kind.PARAMETER: (channels,)}
+
+    def shape_of(slot: Slot) -> Shape:
+        if slot.kind is Kind.LIKE_X:
+            return shape
+        return (channels,) if options[f"{slot.name}_per"] == "all" else (samples, channels)
+
     inputs = [
-        optional_contiguous(shapes[slot.kind], options[slot.argument], device)
+        optional_contiguous(shape_of(slot), options[slot.argument], device)
         for slot in GROUP_FORWARD.input_slots
     ]
     return plan_forward(GROUP_FORWARD.parse(*scalars), (*inputs, *GROUP_FORWARD.no_outputs))

@@ -5,9 +5,9 @@ from typing import Any
 
 from cunorm._core.build import KernelBuild
 from cunorm._core.calls import backward_specs
-from cunorm._core.operands import Kind, arguments, present
+from cunorm._core.operands import arguments, present
 from cunorm._core.plan import Plan
-from cunorm._core.tensor import Device, optional_contiguous, optional_dtype
+from cunorm._core.tensor import Device, Shape, optional_contiguous, optional_dtype
 from cunorm._dispatch.loading import launches_of
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
@@ -28,24 +28,36 @@ def row_builds(
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
-    plans = (plan_of(name, options, (count, width), device) for count in counts)
+    has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
+    # Samples of several rows, or a single one, whose strides are others.
+    splits = [(1, n) for n in counts] + [(2, -(-n // 2)) for n in counts] * has_samples
+    plans = (plan_of(name, options, (*split, width), device) for split in splits)
     return [launch.build for plan in plans for launch in launches_of(plan, device)]
 
 
-def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
-    """Plan a forward that saves its statistics, for an x of shape (rows, width)."""
+def forward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
+    """Plan a forward that saves its statistics, for an x of shape (samples, rows, width)."""
     dtypes = options["dtype"], options["residual_dtype"]
     center = "layer_norm" in name or options["center"]
     scalars = forward_scalars(FUNCTION, _options(options), 0.0, *dtypes, center=center, saves=True)
-    shapes = {Kind.LIKE_X: shape, Kind.PARAMETER: shape[1:]}
     inputs = [
-        optional_contiguous(shapes[slot.kind], options[slot.argument], device)
+        optional_contiguous(
+            _shape_of(options.get(f"{slot.name}_per", "row"), shape), options[slot.argument], device
+        )
         for slot in ROW_FORWARD.input_slots
     ]
     return plan_forward(ROW_FORWARD.parse(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
 
 
-def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
+def _shape_of(per: str, shape: Shape) -> Shape:
+    """Return the shape of an operand for an x of shape (samples, rows, width)."""
+    samples, rows, width = shape
+    sharing, _, scalar = per.partition(" ")
+    lead = {"all": (), "sample": (samples, 1), "row": (samples, rows)}[sharing]
+    return (*lead, 1 if scalar else width)
+
+
+def backward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
     """Plan the backward of a forward, with the forward's results and a dy like its y."""
     forward = forward_plan(name, options, shape, device)
     inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
