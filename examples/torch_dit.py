@@ -31,7 +31,7 @@ from two_runs import Run, draw_curves, report
 import cunorm.torch
 
 # The runs round differently, by some 6e-8 of each number. Training enlarges the difference, to some
-# 2e-6 in 500 steps. A gradient of x that was 0.1 % too large made a difference of 4e-4 in 100
+# 3e-6 in 500 steps. A gradient of x that was 0.1 % too large made a difference of 4e-4 in 100
 # steps.
 TOLERANCE = 1e-4
 DRAWN = 256  # new pictures, as many of each class
