@@ -23,11 +23,13 @@ _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 # pointers (the sizes and strides of rows or lines follow each), and how many pointers come after.
 _LAYOUTS = {
     "row_norm_forward": (ForwardTypes.lines(), 6 * 8, 4),
-    "row_norm_backward": (BackwardTypes.lines(), 6 * 8, 6),
+    "row_norm_backward": (tuple(n for n in BackwardTypes.lines() if n != "branch"), 6 * 8, 6),
     "group_norm_forward": (("x", "y"), 3 * 8, 5),
     "group_norm_backward": (("dy", "x", "dx"), 3 * 8, 7),
     "param_grad": ((), 8, 4),
 }
+# In a backward with segments, `struct SegmentArguments` comes first.
+_SEGMENTS, _OWN_POINTERS, _BRANCH = 26 * 8, (7 * 8, 13 * 8, 25 * 8), 19 * 8
 _WRITTEN = ("y", "residual_out", "dx", "dresidual", "dgate")
 
 
@@ -88,20 +90,37 @@ class Plan:
         names, step, _ = _LAYOUTS[self.build.kernel]
         types = [_TYPES.get(self.macros[f"{name.upper()}_T"]) for name in names]
         named = enumerate(zip(names, types, strict=True))
-        return {index * step: (name, dtype) for index, (name, dtype) in named if dtype}
+        found = {
+            self._first + index * step: (name, dtype) for index, (name, dtype) in named if dtype
+        }
+        branch = _TYPES.get(self.macros.get("BRANCH_T", ""))
+        return found | ({_BRANCH: ("branch", branch)} if branch else {})
+
+    @property
+    def _first(self) -> int:
+        """The offset of the first array as large as x."""
+        return _SEGMENTS if "SEGMENT_AXES" in self.macros else 0
 
     @property
     def pointers(self) -> frozenset[int]:
         """The offsets of all pointers in the arguments."""
         names, step, others = _LAYOUTS[self.build.kernel]
-        end = len(names) * step
-        return frozenset((*range(0, end, step), *range(end, end + 8 * others, 8)))
+        end = self._first + len(names) * step
+        parameters = sorted(self.parameters)
+        rest = max(parameters) + (parameters[1] - parameters[0])
+        of_segments = (*_OWN_POINTERS, _BRANCH) if self._first else ()
+        rests = range(rest, rest + 8 * (others - 2), 8)
+        return frozenset((*of_segments, *range(self._first, end, step), *parameters, *rests))
 
     @property
     def parameters(self) -> frozenset[int]:
         """The offsets of weight and bias, the first pointers after those of large arrays."""
         names, step, _ = _LAYOUTS[self.build.kernel]
-        return frozenset((len(names) * step, len(names) * step + 8))
+        first, apart = (
+            self._first + len(names) * step,
+            6 * 8 if "PARAMETER_AXES" in self.macros else 8,
+        )
+        return frozenset((first, first + apart))
 
     @property
     def traffic(self) -> Traffic:
