@@ -20,7 +20,8 @@ if not TYPE_CHECKING and sys.version_info < (3, 11):  # older NamedTuples take n
 class AddNorm(NamedTuple, Generic[T_co]):
     """The results of the `add_` functions, both of x's shape.
 
-    y has the normalised rows, residual is the new residual stream, x + residual.
+    y has the normalised rows, residual is the new residual stream: x + residual, or
+    x * g(gate) + residual with a gate of the branch.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -31,9 +32,9 @@ class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 
     y has the normalised rows. residual is the new residual stream, which was normalised; it is None
-    without residual, `residual_dtype` and `out.residual`. Both have x's shape. mean and rstd are
-    the rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last axis of
-    length `groups` if that is not 1; mean is None without centering.
+    without residual, `residual_dtype`, `out.residual` and a gate of the branch. Both have x's
+    shape. mean and rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``,
+    with a last axis of length `groups` if that is not 1; mean is None without centering.
     """
 
     y: T_co = None  # type: ignore[assignment]
@@ -45,9 +46,10 @@ class NormForward(NamedTuple, Generic[T_co]):
 class NormGrads(NamedTuple, Generic[T_co]):
     """The results of a row norm's backward: one gradient per operand, or None.
 
-    dx, dgate (also that of an expanded gate) and dresidual have x's shape; dweight and dbias have
-    the shape of a row. dgate has the gate's dtype. dresidual, the gradient of the residual stream,
-    equals dx in the stream's dtype.
+    dx and dresidual have x's shape; dweight, dbias and dgate have the shape of weight, bias and
+    gate, as sums over the rows or elements that share them. dgate has the gate's dtype. dresidual,
+    the gradient of the residual stream, equals dx in the stream's dtype, unless the gate is that of
+    the branch: then dx is dresidual * g(gate).
     """
 
     dx: T_co = None  # type: ignore[assignment]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The device of an example: NumPy on the CPU or CuPy on a GPU, with the same calls."""
+"""The device of an example: of PyTorch, or NumPy on the CPU and CuPy on a GPU."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import platform
 from typing import Any
@@ -23,6 +24,16 @@ def array_module(device: str | None) -> Any:
             raise SystemExit(f"--device cuda needs CuPy and an NVIDIA GPU: {error}") from error
         return np
     return cupy
+
+
+def torch_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
+    """Return the device that --device names, or PyTorch's default device."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
+    return wanted or ("cuda" if there else "cpu")
 
 
 def wait(xp: Any) -> None:

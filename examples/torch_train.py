@@ -18,6 +18,7 @@ import time
 import numpy as np
 import torch
 from char_lm.data import Corpus, bigram_loss, corpus, installation_text, random_windows
+from devices import torch_device
 from options import parse, rate, seed, size
 from pictures import save_picture
 from torch_char_lm.model import Model, Shape
@@ -46,14 +47,6 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=rate, default=2e-3, help="learning rate")
     parser.add_argument("--seed", type=seed, default=0)
     return parser
-
-
-def find_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
-    """Return the device that --device names, or the default device."""
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
-    return wanted or ("cuda" if there else "cpu")
 
 
 def train(model: Model, data: Corpus, options: argparse.Namespace) -> Run:
@@ -93,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(parser, argv, picture="torch_train.png", quick=QUICK)
     if options.width % options.heads:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
-    options.device = find_device(parser, options.device)
+    options.device = torch_device(parser, options.device)
     # On several threads, a small model is slow if other programs use the same cores.
     torch.set_num_threads(1)
     cunorm.set_num_threads(1)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from pictures import CUNORM, OTHER
 
 REPORTS = 10  # lines of the printed curves
 
 
 class Run(NamedTuple):
-    """The loss of each step in nats per character, and the seconds without the first step.
+    """The loss of each step, and the seconds without the first step.
 
     The first step compiles.
     """
@@ -39,12 +39,18 @@ def report(runs: dict[str, Run]) -> float:
 def draw(runs: dict[str, Run], tolerance: float) -> Figure:
     """Draw both curves in one plot, and their difference in a plot below it."""
     figure = Figure(figsize=(8, 6), layout="constrained")
+    draw_curves(figure, runs, tolerance, "cross-entropy (nats per character)")
+    return figure
+
+
+def draw_curves(figure: FigureBase, runs: dict[str, Run], tolerance: float, label: str) -> None:
+    """Draw both plots into a figure; the label is that of the losses."""
     curves, differences = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     styles = ({"color": OTHER, "linewidth": 4, "alpha": 0.4}, {"color": CUNORM, "linewidth": 1})
     for (name, run), style in zip(runs.items(), styles, strict=True):
         curves.plot(run.losses, label=name, **style)
     curves.set_title("One model, trained with the norms of " + " and of ".join(runs))
-    curves.set_ylabel("cross-entropy (nats per character)")
+    curves.set_ylabel(label)
     curves.legend()
     first, second = (np.array(run.losses) for run in runs.values())
     difference = abs(first - second)
@@ -54,9 +60,8 @@ def draw(runs: dict[str, Run], tolerance: float) -> Figure:
     differences.set_ylim(min(heights) / 3, max(heights) * 3)
     differences.axhline(tolerance, color="black", linestyle="--", label=f"tolerance: {tolerance}")
     differences.set_xlabel("step")
-    differences.set_ylabel("difference (nats)")
+    differences.set_ylabel("difference")
     differences.set_title("their difference; no dot where both losses are the same", fontsize=10)
     differences.legend(loc="center right")
     for axes in (curves, differences):
         axes.grid(alpha=0.3)
-    return figure

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench.timing.cases import DTYPES, OPERATORS, Shape
+from bench.timing.cases import DTYPES, TIMED, Shape
 
 
 def list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
@@ -30,7 +30,7 @@ def shapes(text: str) -> list[Shape]:
         found = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
     except ValueError:
         found = [()]
-    if not {len(shape) for shape in found} <= {2, 4}:
+    if not {len(shape) for shape in found} <= {2, 3, 4}:
         raise argparse.ArgumentTypeError(f"{text!r}, expected ROWSxWIDTH,... or NxCxHxW,...")
     if min(map(min, found)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected sizes of at least 1")
@@ -59,12 +59,16 @@ def add_grid(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that time points."""
     from cunorm._backends.cpu.threads import thread_count
 
-    add, names = parser.add_argument, list(dict.fromkeys(one.name for one in OPERATORS))
+    add, names = parser.add_argument, list(dict.fromkeys(one.name for one in TIMED))
     both = ["forward", "backward"]
     add("--op", type=list_of(names), help=f"some of {', '.join(names)}")
     add("--dtype", type=list_of(DTYPES), default=["float32", "bfloat16"], help=", ".join(DTYPES))
     add("--direction", type=list_of(both), default=both, help=", ".join(both))
-    add("--shapes", type=shapes, help="ROWSxWIDTH,...; for group norms NxCxHxW")
+    add(
+        "--shapes",
+        type=shapes,
+        help="ROWSxWIDTH,...; for group norms NxCxHxW; modulated NxROWSxWIDTH",
+    )
     add("--seconds", type=seconds, help="seconds for each point")
     march = "compile cunorm for this -march; PyTorch and JAX use no AVX-512 if it lacks it"
     add("--march", help=f"{march}; default: native")

@@ -31,7 +31,9 @@ CHECKED_ROWS = 64
 CHECKED_ELEMENTS = 1 << 19
 DRAWN_ELEMENTS = 1 << 20  # the most elements of x that are drawn, but at least a row or sample
 
-Shape = tuple[int, ...]  # (rows, width); of a group norm, (samples, channels, height, width)
+# (rows, width), or modulated (samples, rows, width); of a group norm (samples, channels, height,
+# width)
+Shape = tuple[int, ...]
 Operands = dict[str, Any]
 Call = Callable[[], Any]
 
@@ -45,6 +47,7 @@ class Operator:
     options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
     memory: str = ""  # for a group norm, the order of its axes in memory: NHWC or NCHW
+    modulated: bool = False  # whether each sample has its own weight and bias
 
     @property
     def function(self) -> str:
@@ -58,8 +61,8 @@ class Operator:
 
     @property
     def axes(self) -> int:
-        """The number of axes of x: 2 for rows, else 4."""
-        return 4 if self.of_channels else 2
+        """The number of axes of x: 2 for rows, 3 for samples of rows, 4 for images."""
+        return 4 if self.of_channels else 2 + self.modulated
 
     @property
     def has_residual(self) -> bool:
@@ -102,6 +105,12 @@ class Operator:
             return ("y", "residual") if self.has_residual else ("y",)
         return tuple("dresidual" if name == "residual" else f"d{name}" for name in self.leaves)
 
+    def parameter_shape(self, shape: Shape) -> Shape:
+        """Return the shape of weight and of bias for an x of a shape."""
+        if not self.modulated:
+            return shape[1:2]
+        return shape[:2] if self.of_channels else (shape[0], 1, shape[2])
+
     def groups(self, width: int) -> int:
         """Return the number of groups of a row or of channels: a divisor of `width`."""
         return math.gcd(width, self.options.get("groups", 1))
@@ -133,6 +142,13 @@ OPERATORS = (
     Operator("group_norm", _BOTH, _OF_CHANNELS, memory="NHWC"),
     Operator("group_norm", _BOTH, _OF_CHANNELS, memory="NCHW"),
 )
+_SILU = _OF_CHANNELS | {"activation": "silu"}
+MODULATED = (
+    Operator("layer_norm+modulated", _BOTH, {"weight_offset": 1.0}, modulated=True),
+    Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NHWC", modulated=True),
+    Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NCHW", modulated=True),
+)
+TIMED = (*OPERATORS, *MODULATED)
 
 
 def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
@@ -144,7 +160,8 @@ def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
     row_sized += ["gate"] if operator.gate_position else []
-    shapes = dict.fromkeys(row_sized, shape) | dict.fromkeys(operator.parameters, shape[1:2])
+    of_parameter = operator.parameter_shape(shape)
+    shapes = dict.fromkeys(row_sized, shape) | dict.fromkeys(operator.parameters, of_parameter)
     values = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
     values["x"] = 1.5 * values["x"] + 0.75
     values["dy"] += values["x"] / 2
@@ -164,13 +181,17 @@ def drawn(operator: Operator, dtype: str, shape: Shape) -> tuple[Operands, int]:
     return host_operands(operator, dtype, (few, *row)), rows // few
 
 
-def checked_shape(shape: Shape) -> Shape:
+def checked_shape(shape: Shape, fewest: int = 1) -> Shape:
     """Return the shape of x on which providers are checked before they are timed on `shape`.
 
-    It has fewer rows or samples and, if a sample alone is too large, less height.
+    It has fewer rows or samples, but not less than `fewest` if there are so many, and, if a sample
+    alone is too large, fewer rows or less height.
     """
     first, *others = shape
-    first = max(1, min(first, CHECKED_ROWS, CHECKED_ELEMENTS // math.prod(others)))
+    most = min(CHECKED_ROWS, CHECKED_ELEMENTS // math.prod(others))
+    first = min(first, max(fewest, most))
+    if len(shape) == 3:
+        others[0] = min(others[0], CHECKED_ROWS)
     if len(shape) == 4:
         channels, height, width = others
         others[1] = max(1, min(height, CHECKED_ELEMENTS // (channels * width)))
@@ -222,16 +243,17 @@ def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[
 
 def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
     """Count the bytes that a call must move: arrays as large as x, parameters, statistics."""
-    is_forward, rows, width = direction == "forward", *shape[:2]
+    is_forward, rows = direction == "forward", shape[0] * (shape[1] if len(shape) == 3 else 1)
+    parameter = math.prod(operator.parameter_shape(shape))
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:
         arrays += 1 if is_forward else 2  # gate, and dgate
     row_sized = arrays * math.prod(shape) * itemsize
     parameters = len(operator.parameters)
     if is_forward:
-        return row_sized + parameters * width * itemsize
-    statistics = (2 if operator.center else 1) * rows * operator.groups(width) * 4
-    weight_and_gradients = (1 + parameters if parameters else 0) * width * itemsize
+        return row_sized + parameters * parameter * itemsize
+    statistics = (2 if operator.center else 1) * rows * operator.groups(shape[1]) * 4
+    weight_and_gradients = (1 + parameters if parameters else 0) * parameter * itemsize
     return row_sized + statistics + weight_and_gradients
 
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.timing import arguments, grid, providers
-from bench.timing.cases import OPERATORS
+from bench.timing.cases import TIMED
 
 if TYPE_CHECKING:
     from bench.timing.engine import Device
     from bench.timing.rows import Row
 
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
-_AXES = {operator.name: operator.axes for operator in OPERATORS}
+_AXES = {operator.name: operator.axes for operator in TIMED}
 _COMMANDS = (
     "Other commands, each with its own --help: against times another checkout beside this one, "
     "accuracy measures errors, static and bytes judge the GPU plans without a GPU, builds compiles "

@@ -88,6 +88,7 @@ class Cpu(Device):
         needs = {
             str(need): need
             for point in points
+            if not point.operator.modulated  # the checks compile its builds
             for operator in (point.operator, point.operator.ungated())
             for shape in (point.shape, checked_shape(point.shape))
             for need in [_warmup_arguments(operator, point.dtype, shape)]

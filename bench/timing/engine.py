@@ -84,7 +84,7 @@ def time_point(
     seconds: float,
 ) -> tuple[list[Row], list[Failure]]:
     """Check every provider at a point, and time the correct ones in turns."""
-    checked = replace(point, shape=checked_shape(point.shape))
+    checked = replace(point, shape=checked_shape(point.shape, 1 + point.operator.modulated))
     errors, failures = check(device, checked, providers)
     usable = {provider.name: provider for provider in providers if provider.name in errors}
     sets = device.operands(point)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from bench.timing.cases import DTYPES, OPERATORS, Operator, Shape, bytes_moved
+from bench.timing.cases import DTYPES, TIMED, Operator, Shape, bytes_moved
 
 DIRECTIONS = ("forward", "backward")
 DEFAULT_DTYPES = ("float32", "bfloat16")
@@ -27,6 +27,7 @@ _CPU_CHANNELS = (
     *((2, 320, 64, 64), (2, 128, 128, 128), (4, 128, 97, 31)),
     *((1, 512, 64, 64), (8, 256, 32, 32)),
 )
+_CPU_SAMPLES = ((8, 1024, 1152), (2, 4096, 3072))  # of a DiT-XL, and of Flux
 _IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes as in float32
 
 _GPU_LEADING = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
@@ -77,11 +78,11 @@ class Point:
 
 
 def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
-    """Return a device's shapes of rows and of channels, the most important first."""
+    """Return a device's shapes of rows, channels and samples, the most important first."""
     if quick:
         return list(_QUICK[device])
     if device == "cpu":
-        return [*_CPU_ROWS, *_CPU_CHANNELS]
+        return [*_CPU_ROWS, *_CPU_CHANNELS, *_CPU_SAMPLES]
     least, most = _GPU_ELEMENTS
     others = [rows for rows in product(_GPU_ROWS, _GPU_WIDTHS) if least <= math.prod(rows) <= most]
     return list(dict.fromkeys([*_GPU_LEADING, *_GPU_CHANNELS, *others]))
@@ -115,7 +116,7 @@ def points(
 ) -> Iterator[Point]:
     """Yield the points by dtype, then by shape; both orders are those of the arguments."""
     names = set(operators)
-    chosen = [operator for operator in OPERATORS if operator.name in names]
+    chosen = [operator for operator in TIMED if operator.name in names]
     for dtype, shape in product(dtypes, shapes):
         for operator, direction in product(chosen, directions):
             if operator.axes == len(shape):

@@ -59,6 +59,17 @@ def layer_norm(
     >>> x, gate = np.float32([[1, 3, 7, 5]]), np.float32([[0, 1, 2, 3]])
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
+
+    adaLN, with a scale and a shift for each sample, here for two samples of two rows:
+
+    >>> x = np.float32([[[1, 3], [7, 5]], [[2, 6], [4, 0]]])
+    >>> scale, shift = np.float32([[[0, 1]], [[0, 0]]]), np.float32([[[0, 0]], [[5, 5]]])
+    >>> cunorm.layer_norm(x, scale, shift, weight_offset=1.0).round(3)
+    array([[[-1.,  2.],
+            [ 1., -2.]],
+    <BLANKLINE>
+           [[ 4.,  6.],
+            [ 6.,  4.]]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
@@ -210,10 +221,10 @@ def layer_norm_backward(
 
     Parameters
     ----------
-    dy, x, weight, bias, rstd, mean, d_residual : array
+    dy, x, weight, bias, rstd, mean, d_residual, branch : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`; weight, bias and d_residual are optional.
+        As for `normalize_backward`; weight, bias, d_residual and branch are optional.
 
     Examples
     --------

@@ -50,8 +50,10 @@ def normalize(
         The input has at least one axis and is float16, bfloat16, float32 or float64. It is an array
         of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
     weight, bias : array, optional
-        They have the row's shape, ``x.shape[axis:]`` (all groups side by side), and each has any of
-        the four dtypes. All arrays of a call are on one device.
+        They have the row's shape, ``x.shape[axis:]`` (all groups side by side), or also axes before
+        it, each of x's size or 1, if rows have their own: ``(B, 1, D)`` is a row for each sample of
+        an x of shape ``(B, S, D)``. Each has any of the four dtypes. All arrays of a call are on
+        one device.
     c : float, optional
         The length of a row before weight and bias; the default sqrt(d) gives a mean square of 1.
     center : bool, optional
@@ -73,7 +75,8 @@ def normalize(
     gate, gate_activation, gate_position : array, str and str, optional
         The gate has x's shape and any of the four dtypes; it may be an expanded view. g is
         for example "silu" or "identity"; the error for an unknown name lists all. A "pre" gate
-        multiplies x, a "post" gate the normalised row. Without a gate, leave out the other two.
+        multiplies x, a "post" gate the normalised row; "branch" is for `add_normalize`. Without a
+        gate, leave out the other two.
     dtype : dtype, optional
         The dtype of y, as a name or a dtype of any framework. By default it is x's; with
         round_before_weight and a weight, it is the dtype to which x's and weight's promote.
@@ -110,9 +113,10 @@ def normalize(
     with float16 only after a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on
     CUDA: with eps 0, a row in which all squares are so small can become infinite or NaN.
 
-    Strides: rows are read and written in place if each is contiguous and aligned and at most three
-    axes come before it. Axes that one stride walks count as one axis; groups count as one more. An
-    input with other strides is copied once; an `out` with other strides is an error.
+    Strides: rows, also those of a weight or bias that varies over rows, are read and written in
+    place if each is contiguous and aligned and at most three axes come before it. Axes that one
+    stride walks count as one axis; groups count as one more. An input with other strides is copied
+    once; an `out` with other strides is an error.
 
     Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 
@@ -131,6 +135,17 @@ def normalize(
     >>> cunorm.normalize(x, c=1, gate=gate, gate_activation="relu").round(4)
     array([[ 0.6,  0. ],
            [-1.2,  2.4]], dtype=float32)
+
+    A scale and a shift for each sample, here for two samples of two rows:
+
+    >>> scale, shift = np.float32([[[1, 1]], [[0, 4]]]), np.float32([[[0, 0]], [[9, 0]]])
+    >>> y = cunorm.normalize(np.stack([x, x]), scale, shift, c=1, weight_offset=1.0)
+    >>> y.round(4)
+    array([[[ 1.2,  1.6],
+            [-1.2,  1.6]],
+    <BLANKLINE>
+           [[ 9.6,  4. ],
+            [ 8.4,  4. ]]], dtype=float32)
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
@@ -163,6 +178,7 @@ def add_normalize(
     ::
 
         s = x + residual                        rounded to its dtype: the new stream
+        s = x * g(gate) + residual              instead, if the gate is that of the branch
         y = normalize(s, weight, bias)          with the gate of `normalize`, if there is a gate
 
     The source, errors, overflow and strides are those of `normalize`. A stack of layers
@@ -178,7 +194,10 @@ def add_normalize(
     weight, bias, c, center, eps, axis, groups, weight_offset, round_before_weight, dtype : optional
         As for `normalize`. Rounding before weight is to x's dtype, not to the stream's.
     gate, gate_activation, gate_position : optional
-        As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate.
+        As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate. A gate
+        of the "branch" multiplies x before x is added. It has x's shape or broadcasts to it as
+        weight does, and its axes along the row may all be 1: for an x of shape ``(B, S, D)``, it
+        may have ``(D,)``, ``(B, 1, D)``, ``(B, S, 1)`` or ``(B, 1, 1)``.
     residual_dtype : dtype, optional
         The new stream's dtype, by default residual's; without residual, that in `out`, else x's.
     out : AddNorm, optional
@@ -190,7 +209,8 @@ def add_normalize(
     -------
     AddNorm
         ``y`` and ``residual``, the new stream, both like x. Without residual the stream is x
-        itself, unless `residual_dtype` is another dtype or `out` has an array for the stream.
+        itself, unless `residual_dtype` is another dtype, `out` has an array for the stream, or the
+        gate is that of the branch.
 
     Notes
     -----
@@ -207,6 +227,12 @@ def add_normalize(
     >>> y, stream = cunorm.add_normalize(x, stream, c=1)
     >>> y, stream
     (array([[0.6, 0.8]], dtype=float16), array([[3., 4.]], dtype=float32))
+
+    A gate of the branch, one number for each row:
+
+    >>> options = {"gate_activation": "identity", "gate_position": "branch"}
+    >>> cunorm.add_normalize(x, stream, gate=np.float32([[0.5]]), **options).residual
+    array([[3.5, 5. ]], dtype=float32)
     """
     validate.out_type("add_normalize", out, AddNorm)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
@@ -245,6 +271,7 @@ def normalize_forward(
     d is the number of elements of a row, and g is the activation of the gate::
 
         s = x + residual    rounded to its dtype: the new stream; without residual, s = x
+        s = x * g(gate) + residual              instead, if the gate is that of the branch
         p = s * g(gate)     if there is a pre-gate, else s
         q = p - mean(p)     if center, else p
         rstd = 1 / sqrt(mean(q * q) + eps)
@@ -259,8 +286,8 @@ def normalize_forward(
     c, center, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual, residual_dtype, out : optional
         As for `add_normalize`. Without residual, the new stream is x, rounded to `residual_dtype`
-        or to the dtype of the stream's array in `out`; if both are absent, there is no stream. The
-        mean and rstd of `out` overlap no input.
+        or to the dtype of the stream's array in `out`; if both are absent, there is no stream
+        unless the gate is that of the branch. The mean and rstd of `out` overlap no input.
 
     Returns
     -------
@@ -330,6 +357,12 @@ def normalize_backward(
         dweight = sum over rows of dn * k * r
         dbias = sum over rows of dn
 
+    With a gate of the branch, dresidual is dp + d_residual, and the sum is over the elements that
+    share an element of the gate::
+
+        dx = dresidual * g(gate)
+        dgate = g'(gate) * sum of dresidual * branch
+
     Source: "Normalize with Residual or Gate" (xopes). It is exact for any eps: rstd contains eps.
 
     Parameters
@@ -346,7 +379,11 @@ def normalize_backward(
         The forward's results, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or
         dx is, else float32. The mean must be given with center, and only then.
     d_residual : array, optional
-        The gradient of the new residual stream, of x's shape. It is added to dx without any gate.
+        The gradient of the new residual stream, of x's shape. It is added to dp, or with a pre-gate
+        to dp * g(gate).
+    branch : array, optional
+        The forward's x, of x's shape. Only the dgate of a gate of the branch needs it; otherwise it
+        is not read.
     c, center, axis, groups, weight_offset, gate, gate_activation, gate_position : optional
         The values that the forward got.
     round_before_weight : bool, optional
@@ -376,8 +413,10 @@ def normalize_backward(
     -------
     NormGrads
         Its docstring describes the fields. ``dresidual`` is ``dx`` if their dtypes agree and
-        `out` does not have both. ``dweight`` and ``dbias`` have the dtype of their parameter. A
-        field is None if its operand is absent or its gradient is not wanted.
+        `out` does not have both, except with a gate of the branch. ``dweight`` and ``dbias`` have
+        the dtype and shape of their parameter, ``dgate`` those of the gate: they are sums over the
+        rows, or elements, that share it. A field is None if its operand is absent or its gradient
+        is not wanted.
 
     Raises
     ------
@@ -413,6 +452,17 @@ def normalize_backward(
     ... )
     >>> out.dweight.round(4), grads.dx is None
     (array([10.6, 10. ], dtype=float32), True)
+
+    A gate of the branch, one number for all rows:
+
+    >>> gate, stream = np.float32([[2]]), np.float32([[0, 1]])
+    >>> options = {"gate": gate, "gate_activation": "identity", "gate_position": "branch"}
+    >>> saved = cunorm.normalize_forward(x, residual=stream, **options)
+    >>> grads = cunorm.normalize_backward(
+    ...     dy, saved.residual, rstd=saved.rstd, branch=x, **options
+    ... )
+    >>> grads.dx.round(4), grads.dgate.round(4)
+    (array([[ 0.181 , -0.1207]], dtype=float32), array([[0.0302]], dtype=float32))
     """
     validate.out_type("normalize_backward", out, NormGrads)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)

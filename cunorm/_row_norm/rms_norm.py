@@ -223,10 +223,10 @@ def rms_norm_backward(
 
     Parameters
     ----------
-    dy, x, weight, bias, rstd, d_residual : array
+    dy, x, weight, bias, rstd, d_residual, branch : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`; weight, bias and d_residual are optional.
+        As for `normalize_backward`; weight, bias, d_residual and branch are optional.
 
     Examples
     --------

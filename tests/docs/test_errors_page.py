@@ -40,6 +40,9 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: rms_backward(X, X, rstd=RSTD, eps=1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
     lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
+    lambda: rms(X, gate=X, gate_position="branch"),
+    lambda: rms_backward(X, X, rstd=RSTD, gate=X, gate_position="branch"),
+    lambda: rms_backward(X, X, rstd=RSTD, branch=X),
 ]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",

@@ -13,11 +13,12 @@ import cunorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = pytest.mark.real_gpu("PyTorch, JAX and hundreds of steps need a real GPU")
-STACK, TRAINING, DENOISING, TORCH, JAX = [
+STACK, TRAINING, DENOISING, TORCH, DIT, JAX = [
     "prenorm_stack",
     "train_char_lm",
     "vae_block",
     "torch_train",
+    "torch_dit",
     "jax_train",
 ]
 SMALL = {
@@ -37,13 +38,13 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(name):
-        if name in (TORCH, JAX):
+        if name in (TORCH, DIT, JAX):
             library = name.partition("_")[0]
             pytest.importorskip(library, reason=f"{library} is not installed")
         module = importlib.import_module(name)
         if hasattr(module, "keep_freed_memory"):
             monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
-        if name == TORCH:  # the example sets the number of threads, fixed here
+        if name in (TORCH, DIT):  # the example sets the number of threads, fixed here
             monkeypatch.setattr(module.torch, "set_num_threads", lambda count: None)
         return module
 
@@ -208,6 +209,36 @@ def test_both_norms_train_alike(script, device, run):
     assert shown[2:] == pytest.approx(losses, abs=0.0051)
 
 
+@pytest.mark.parametrize(["device"], on_devices([], gpu_marks=[LONG]))
+def test_modulated_norms_and_gated_branches_train_alike_and_draw_strokes(device, run):
+    printed, (steps, shown, percent) = run(DIT, " trains as ", " show the stroke ", device=device)
+    assert "only" not in printed.out
+    curves = re.findall(r"^ +\d+ +(\d\.\d{5}) +(\d\.\d{5}) +\d\.\de.\d\d$", printed.out, re.M)
+    losses = np.array(curves, dtype=float)
+    assert len(losses) == 10 and losses[-1].max() < 0.5 * losses[0].min()
+    assert steps == 150 and shown == difference(printed) <= 1e-4
+    assert percent > 60  # it is 73; by chance it would be 25
+
+
+def test_the_diffusion_example_exits_with_1_if_a_gradient_is_wrong_or_few_pictures_show_strokes(
+    run, example, monkeypatch
+):
+    printed, (*_, percent) = run(DIT, " trains as ", "only ", arguments="--steps 2", status=1)
+    assert percent < 50
+    example(DIT)
+    from cunorm.torch._pair import OpPair
+
+    right = OpPair.gradients
+
+    def too_large(*arguments):
+        dx, dweight, *others = right(*arguments)
+        return (dx, dweight * 1.01, *others)
+
+    monkeypatch.setattr(OpPair, "gradients", too_large)
+    printed, (_, shown, _) = run(DIT, " does not train as ", arguments="--steps 40", status=1)
+    assert shown == difference(printed) > 1e-4
+
+
 def test_the_torch_example_exits_with_1_if_a_gradient_is_a_little_wrong(run, example, monkeypatch):
     script = example(TORCH)
     from cunorm.torch._pair import OpPair
@@ -250,6 +281,7 @@ def test_the_jax_example_exits_with_1_if_a_norm_drops_the_streams_gradient(
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
         (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
+        (DIT, "--width 12", "--width is 12, expected a multiple of twice --heads, 8"),
         (STACK, "--output no/a.png", "argument --output: is no/a.png, expected a file in a folder"),
         (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),
     ],

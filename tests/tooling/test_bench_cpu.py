@@ -30,8 +30,9 @@ def bench(code, *arguments, **environment):
 
 def test_bench_writes_every_point_and_provider(tmp_path):
     out = tmp_path / "table.csv"
-    options = ("--seconds", "0.01", "--threads", "1", "--shapes", "70x96,1x64x32x30")
-    operators = ("--op", "rms_norm+post_gate,group_norm+silu", "--dtype", "float32")
+    options = ("--seconds", "0.01", "--threads", "1", "--shapes", "70x96,2x70x96,1x64x32x30")
+    names = "rms_norm+post_gate,group_norm+silu,layer_norm+modulated"
+    operators = ("--op", names, "--dtype", "float32")
     code = "import sys; from bench.__main__ import main; sys.exit(main(sys.argv[1:]))"
     printed = bench(code, *options, *operators, "--out", out)
     rows = read_csv(out, Row)
@@ -43,13 +44,15 @@ def test_bench_writes_every_point_and_provider(tmp_path):
         (name, memory, direction, "float32", shape): named + more
         for name, memory, shape, more in (
             ("rms_norm+post_gate", "", "70x96", ["cunorm-ungated"]),
+            ("layer_norm+modulated", "", "2x70x96", []),
             ("group_norm+silu", "NHWC", "1x64x32x30", []),
             ("group_norm+silu", "NCHW", "1x64x32x30", []),
         )
         for direction in ("forward", "backward")
     }
     assert all(row.p50_us > 0 for row in rows)
-    assert all(row.host_us == row.p50_us for row in rows if row.shape == "70x96")  # no GPU
+    small = ("70x96", "2x70x96")
+    assert all(row.host_us == row.p50_us for row in rows if row.shape in small)  # no GPU
     assert all((row.error is None) == (row.provider == "copy") for row in rows)
     assert {(row.threads, row.driver) for row in rows} == {(1, "")}
     assert all("1 of " in row.device and "torch" in row.versions for row in rows)

@@ -16,7 +16,7 @@ import pytest
 from bench.plans import builds as gpu_builds
 from bench.timing import engine
 from bench.timing.arrays import upload
-from bench.timing.cases import OPERATORS, bytes_moved, host_operands
+from bench.timing.cases import MODULATED, OPERATORS, bytes_moved, host_operands
 from bench.timing.gpu_timer import Gpu
 from bench.timing.grid import DIRECTIONS, Point
 from bench.timing.providers import Cunorm
@@ -42,6 +42,10 @@ def test_a_call_moves_the_bytes_of_its_operands():
         backward = bytes_moved(operator, "backward", (3, 64, 5, 7), 2)
         assert forward == 2 * (2 * elements + parameters)
         assert backward == 2 * (3 * elements + 3 * 64) + 4 * statistics
+    rows, images, _ = MODULATED
+    moved = [bytes_moved(rows, direction, (4, 5, 96), 2) for direction in DIRECTIONS]
+    assert moved == [2 * (2 * 1920 + 2 * 4 * 96), 2 * (3 * 1920 + 3 * 4 * 96) + 4 * 2 * 20]
+    assert bytes_moved(images, "forward", (3, 64, 5, 7), 2) == 2 * (2 * elements + 3 * parameters)
 
 
 @pytest.mark.parametrize("operator", OF_CHANNELS, ids=lambda operator: operator.label)

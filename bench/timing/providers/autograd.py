@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -16,11 +17,11 @@ import torch
 from torch.nn import functional
 
 from bench.timing import cases
-from bench.timing.cases import OPERATORS, Call, Operands, Operator
+from bench.timing.cases import TIMED, Call, Operands, Operator
 from bench.timing.providers.base import Provider
 
 Function = Callable[..., Any]  # takes the tensors of `Operator.leaves` by name
-_ALL = [operator.label for operator in OPERATORS]
+_ALL = [operator.label for operator in TIMED]
 
 
 class Autograd(Provider):
@@ -48,7 +49,7 @@ class Autograd(Provider):
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of the recorded results."""
-        function = self._function(operator, sets[0]["x"].shape[1])
+        function = self._function(operator, sets[0]["x"].shape[1 if operator.of_channels else -1])
         call = forward if direction == "forward" else backward
         return [call(function, operator, operands) for operands in sets]
 
@@ -112,6 +113,13 @@ def torch_function(operator: Operator, width: int) -> Function:
 def _norm(operator: Operator, width: int) -> Function:
     """Return the norm without gate or activation, a function of x and named parameters."""
     options, eps, groups = operator.options, operator.eps, operator.groups(width)
+    if operator.modulated:
+        plain, offset = (
+            _norm(replace(operator, modulated=False), width),
+            options.get("weight_offset", 0),
+        )
+        at = (..., None, None) if operator.of_channels else ...
+        return lambda x, weight, bias: plain(x) * (offset + weight[at]) + bias[at]
     row = (width // groups,)
     if operator.base == "l2_norm":
         return partial(functional.normalize, dim=-1, eps=eps)
