@@ -12,7 +12,7 @@
 //   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait launch_dependents
 //                   wait_for_prerequisites
 //   row.cuh         streamed Walk Row RowPacks ParameterPacks RowOutput StagedPacks
-//                   GatePacks add_to_row
+//                   GatePacks add_to_stored
 //   streamed.cuh    StreamedRow HeldPacks for_each_row
 //   param_sums.cuh  ParamSums for_each_row
 //   group_tile.cuh  Tile TilePacks TileOutput TileItems GroupTeam Group for_each_group

@@ -157,8 +157,8 @@ using RowOutput = OutputPack<B, T, read_again>;
 
 // Adds a pack to what its row holds; both are rounded once.
 template <class B, class T, class Held>
-__device__ inline void add_to_row(T* row, const RowOutput<B, Held, true>& pack,
-                                  const PackAt<B>& at) {
+__device__ inline void add_to_stored(T* row, const RowOutput<B, Held, true>& pack,
+                                     const PackAt<B>& at) {
   auto sums = load_where<B>(at.live, static_cast<const T*>(row + at.column));
   unrolled<B::pack>(
       [&](int i) { sums.item[i] = convert<T>(convert<Held>(sums.item[i]) + pack.value.item[i]); });

@@ -147,7 +147,7 @@ struct OwnGradient {
   template <class At>
   __device__ void store(At at) {
     if constexpr (adds)
-      add_to_row<B>(row, output, at);
+      add_to_stored<B>(row, output, at);
     else if constexpr (present<T>)
       output.store(at);
   }

@@ -129,8 +129,8 @@ def check_operand(
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
     if spec is not None and not geometry.can_follow(slot, spec):
         raise ValueError(
-            f"{function}: {argument} has shape {spec.shape}, whose axes of 1 alternate too often with "
-            f"others, expected at most three runs of axes: expand it to {geometry.shape}"
+            f"{function}: {argument} has shape {spec.shape}, whose axes of 1 alternate too often "
+            f"with others, expected at most three runs of axes: expand it to {geometry.shape}"
         )
     if slot.kind is Kind.STATISTIC:
         geometry.check_compute(function, argument, spec)

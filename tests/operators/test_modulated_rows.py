@@ -81,11 +81,13 @@ def test_axes_that_alternate_too_often_are_refused():
     text = r"layer_norm: weight has shape \(2, 1, 2, 1, 8\), whose axes of 1 alternate too often"
     with pytest.raises(ValueError, match=text):
         cunorm.layer_norm(x, weight)
+    x = np.zeros((2, 2, 2, 2, 2, 8), np.float32)
     saved = cunorm.layer_norm_forward(x)
-    weight, bias = np.ones((2, 1, 2, 3, 8), np.float32), np.ones((2, 3, 2, 1, 8), np.float32)
-    text = "layer_norm_backward: weight .* and bias .* are shared along different axes of x"
-    with pytest.raises(ValueError, match=text):
-        cunorm.layer_norm_backward(x, x, weight, bias, mean=saved.mean, rstd=saved.rstd)
+    shapes = ((2, 1, 1, 1, 1, 8), (1, 1, 2, 1, 1, 8), (1, 1, 1, 1, 2, 8))
+    weight, bias, gate = (np.ones(shape, np.float32) for shape in shapes)
+    given = {"gate": gate, "gate_position": "branch", "branch": x}
+    with pytest.raises(ValueError, match="and gate .* are shared along different axes of x"):
+        cunorm.layer_norm_backward(x, x, weight, bias, mean=saved.mean, rstd=saved.rstd, **given)
 
 
 @pytest.mark.parametrize("case", [{}, {"gate_activation": "silu", "x": "bfloat16"}])

@@ -87,12 +87,12 @@ def contiguous_plan(op, rng):
         needs = tuple(name for name in _row_spec.NEEDS if rng.random() < 0.7) or ("weight",)
         scalars = _row_spec.backward_scalars("f", options, needs=needs)
     spec = parse(op, scalars)
-    # These rows are not centered, so they have no mean. Statistics are float64 if x is.
+    # These rows have no mean and no gate on a branch. Statistics are float64 if x is.
     x = rng.choice([*DTYPES.values()])
     dtypes = {
         slot.name: rng.choice([*DTYPES.values()])
         for slot in op.input_slots
-        if slot.name != "mean" and (slot.is_required or rng.random() < 0.5)
+        if slot.name not in ("mean", "branch") and (slot.is_required or rng.random() < 0.5)
     }
     dtypes["x"] = x
     if "rstd" in dtypes:

@@ -154,7 +154,7 @@ struct RowOutput<B, absent, false> {
 
 // Adds a pack to what its row holds; both are rounded once.
 template <class B, class T, class Held, class At>
-inline void add_to_row(T* first, const RowOutput<B, Held, true>& pack, At at) {
+inline void add_to_stored(T* first, const RowOutput<B, Held, true>& pack, At at) {
   using C = typename B::compute_t;
   using Wide = either<(sizeof(T) > sizeof(C)), T, C>;
   for_each_item<B>(at, [&](auto item) {
