@@ -23,6 +23,7 @@ def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -43,7 +44,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    return call(ROW, scalars, forward_inputs(x, weight=weight, gate=gate))[0]
+    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def add_rms_norm(
@@ -51,6 +52,7 @@ def add_rms_norm(
     residual: Tensor | None,
     weight: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -74,7 +76,7 @@ def add_rms_norm(
     tensor([[1.1680, 0.9760]])
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     return _add_norm(scalars, inputs)
 

@@ -166,16 +166,17 @@ def row_formula(
     bias: Operand,
 ) -> Tensor:
     """Return y by the formula of `cunorm.normalize`; x and y have the compute dtype."""
-    compute, groups = x.dtype, spec.groups
-    leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
+    compute, groups, row_axes = x.dtype, spec.groups, len(x.shape[spec.axis :])
+    width = x.shape[spec.axis :].numel() // groups
 
-    def as_rows(operand: Tensor, *leading: int) -> Tensor:
+    def as_rows(operand: Tensor) -> Tensor:
+        leading = operand.shape[: operand.dim() - row_axes]
         return operand.to(compute).reshape(*leading, groups, width)
 
-    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
+    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate))
     choose: Callable[..., Any] = spec.formula  # also takes torch's dtypes
     options = choose({"gate": gate, "weight": weight}, x_dtype, compute)
-    q = as_rows(x, *leading)
+    q = as_rows(x)
     if g is not None and options.pre_gate:
         q = q * g
     if spec.center:
