@@ -177,10 +177,11 @@ class Operators:
 
     def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         *arrays, text = inputs
-        pair = self.pair
-        has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
+        pair, wanted = self.pair, ctx.needs_input_grad[:-1]
+        spec = _from_text(pair.forward.spec_type, text)
+        has_two = pair.is_rows and pair.has_stream_gradient(spec, wanted)
         ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-        pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
+        pair.save(ctx, spec, wanted, arrays, present(output))
 
     def _gradients(
         self, operator: Run | None, ctx: Context, dy: Operand, *others: Operand
