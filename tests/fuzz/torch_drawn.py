@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.torch_modules import FORMULA_OF
-from tests.fuzz.torch_programs import FORMS, GATES, JOINS, Program, Step
+from tests.fuzz.torch_programs import FORMS, GATES, JOINS, MODULATED, Program, Step
 from tests.fuzz.torch_ways import WAYS
 from tests.fuzz.torch_wraps import DYS, SAVING, WRAPS, keeps_leaf_hooks
 
@@ -60,7 +60,7 @@ def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
         return ()
     if not few and rng.random() < 0.1:
         return tuple(name for name in program.leaves() if rng.random() < 0.4)
-    given = rng.choice(["", "wctl", "xrg"])  # none, parameters, inputs
+    given = rng.choice(["", "wctsmdnl", "xrg"])  # none, parameters, inputs
     return tuple(name for name in program.leaves() if name[0] in given)
 
 
@@ -112,6 +112,11 @@ def _step(rng: Random, norm: str, dtype: str, few: bool, has_stream: bool) -> St
     if made == "function" and dtype in _HALF and options.get("activation") == "relu":
         options["activation"] = "tanh"  # a rounding may cross the corner of relu
     return Step(function, made, operands, options, rng.choice(JOINS))
+
+
+def _kind(rng: Random, kinds: str) -> str:
+    """Draw the kind of a parameter: half of the time, all rows share it."""
+    return rng.choice([kinds[0], rng.choice(kinds)])
 
 
 def _of_module(
@@ -166,12 +171,12 @@ def _of_function(
         options["dtype"] = fixed.choice(["float64", "float32"])
     if norm == "l2_norm":
         return
-    kind = "t" if "axis" in options else "w"
+    kinds = MODULATED["t" if "axis" in options else "w"]
     if few or fixed.random() < 0.7:
-        operands["weight"] = kind + rng.choice("12")
+        operands["weight"] = _kind(rng, kinds) + rng.choice("12")
         options["weight_offset"] = 0.0 if few else fixed.choice([0.0, 1.0, -0.25])
     if "rms" not in norm and (few or fixed.random() < 0.6):
-        operands["bias"] = kind + rng.choice("133")
+        operands["bias"] = _kind(rng, kinds) + rng.choice("133")
     if few:
         return
     if fixed.random() < 0.5:
