@@ -153,7 +153,7 @@ def _of_group(rng: Random, fixed: Random, norm: str, options: Any, operands: Any
         options["num_groups"] = rng.choice([1, 2, 4])
     for argument, number in (("weight", rng.choice("12")), ("bias", "3")):
         if few or fixed.random() < 0.6:
-            operands[argument] = ("w" if axis == -1 else "c") + number
+            operands[argument] = ("w" if axis == -1 else _kind(rng, MODULATED["c"])) + number
     if not few:
         options["activation"] = fixed.choice([None, *GATES])
         options |= {"dtype": "float64"} if fixed.random() < 0.2 else {}

@@ -53,6 +53,24 @@ def test_gradients_of_every_shape_of_weight_and_bias_are_those_of_the_formula(x,
     assert_close(*twice)
 
 
+@pytest.mark.parametrize(("weight", "bias"), [*product([(4,), (1, 4), (2, 4)], repeat=2)])
+def test_gradients_of_group_norms_are_those_of_the_formula(weight, bias):
+    given = tensor("x", 2, 4, 3), tensor("weight", *weight), tensor("bias", *bias)
+
+    def formula(x, weight, bias):
+        y = functional.group_norm(x, 2)
+        return functional.silu(y * weight[..., None] + bias[..., None])
+
+    def found(x, weight, bias):
+        return ct.group_norm(x, 2, weight, bias, activation="silu")
+
+    calls = [lambda *given, one=one: (one(*given),) for one in (found, formula)]
+    assert_close(*(gradients(call, given) for call in calls))
+    first = [gradients(call, given, create_graph=True) for call in calls]
+    assert_close(*first)
+    assert_close(*(torch.autograd.grad([y.sin().sum() for y in one], given) for one in first))
+
+
 @pytest.mark.parametrize("shape", SHAPES[2, 3, 4])
 def test_gradients_of_every_shape_are_those_of_finite_differences(shape):
     given = tensor("x", 2, 3, 4), tensor("weight", *shape), tensor("bias", *shape)
@@ -110,6 +128,13 @@ BATCHES = [  # the shapes of an item's weight and bias, and the axes of the batc
     ((3, 4), (2, 3, 4), (None, None, 2)),
     ((1, 1, 4), (2, 3, 4), (0, 1, None)),
 ]
+GROUP_BATCHES = [  # also the calls of the function, and those of it and its gradient
+    ((4,), (4,), (0, None, None), 1, 6),
+    ((4,), (1, 4), (0, 0, None), 1, 6),
+    ((2, 4), (2, 4), (0, 1, None), 1, 2),
+    ((2, 4), (2, 4), (None, None, 2), 1, 2),
+    ((2, 4), (4,), (1, 0, None), 1, 6),
+]
 
 
 def items(call, dims, tensors):
@@ -125,17 +150,30 @@ def items(call, dims, tensors):
 @pytest.mark.parametrize(("weight", "bias", "dims"), BATCHES)
 @pytest.mark.parametrize("axis", [-1, 2])
 def test_vmap_over_weight_and_bias_is_one_call_with_the_results_of_a_loop(weight, bias, dims, axis):
+    def call(*tensors):
+        return (ct.layer_norm(*tensors, weight_offset=1.0, axis=axis),)
+
+    check_batch(call, ((2, 3, 4), weight, bias), dims, 1, 2)
+
+
+@pytest.mark.parametrize(("weight", "bias", "dims", "calls", "with_gradient"), GROUP_BATCHES)
+def test_vmap_of_group_norms_has_the_results_of_a_loop(weight, bias, dims, calls, with_gradient):
+    def call(x, weight, bias):
+        return (ct.group_norm(x, 2, weight, bias, activation="silu"),)
+
+    check_batch(call, ((2, 4, 3), weight, bias), dims, calls, with_gradient)
+
+
+def check_batch(call, shapes, dims, *counts):
+    """Compare with a loop, and count the calls of operators, also in a vmap of the gradient."""
+
     def batch(name, shape, dim):
         shape = shape if dim is None else (*shape[:dim], 5, *shape[dim:])
         return tensor(name, *shape, grad=False)
 
-    def call(*tensors):
-        return (ct.layer_norm(*tensors, weight_offset=1.0, axis=axis),)
-
     gradient = torch.func.grad(lambda *tensors: call(*tensors)[0].sin().sum(), (0, 1, 2))
-    shapes = (2, 3, 4), weight, bias
     tensors = [batch(*one) for one in zip(("x", "weight", "bias"), shapes, dims, strict=True)]
-    for function, calls in ((call, 1), (gradient, 2)):
+    for function, calls in zip((call, gradient), counts, strict=True):
         with Watch() as watch:
             found = torch.func.vmap(function, dims)(*tensors)
         assert len(watch.seen) == calls
@@ -174,6 +212,11 @@ class Formulas:
         return y if bias is None else y + bias
 
     @staticmethod
+    def group_norm(x, groups, weight, bias, *, activation=None):
+        y = functional.group_norm(x, groups) * weight[..., None] + bias[..., None]
+        return functional.silu(y) if activation else y
+
+    @staticmethod
     def rms_norm(x, weight, *, bias=None, weight_offset=0.0):
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (weight + weight_offset)
         return y if bias is None else y + bias
@@ -199,7 +242,15 @@ def gemma_post_norms(norms, x, embedding):
     return norms.rms_norm(y, after, bias=x, weight_offset=1.0)
 
 
-BLOCKS = [ada_layer_norm_zero, ada_layer_norm_continuous, gemma_post_norms]
+def resnet_block(norms, x, embedding):
+    """ResnetBlock2D of diffusers with time_embedding_norm="scale_shift"; x has 3 channels."""
+    weight, bias, scale, shift = embedding.chunk(8, dim=-1)[:4]
+    y = norms.group_norm(x, 3, weight[0], bias[0], activation="silu")
+    weight, bias = weight[1] * (1 + scale), bias[1] * (1 + scale) + shift
+    return x + torch.tanh(norms.group_norm(y * 2, 3, weight, bias, activation="silu"))
+
+
+BLOCKS = [ada_layer_norm_zero, ada_layer_norm_continuous, gemma_post_norms, resnet_block]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
