@@ -175,11 +175,15 @@ def _of_function(
     if few or fixed.random() < 0.7:
         operands["weight"] = _kind(rng, kinds) + rng.choice("12")
         options["weight_offset"] = 0.0 if few else fixed.choice([0.0, 1.0, -0.25])
-    if "rms" not in norm and (few or fixed.random() < 0.6):
+    if (few and "rms" not in norm) or fixed.random() < 0.6:
         operands["bias"] = _kind(rng, kinds) + rng.choice("133")
+    if norm.startswith("add_") and (rng if few else fixed).random() < 0.5:
+        operands["gate"] = rng.choice(["g", rng.choice(kinds) + "1", "d1"])
+        options["gate_activation"] = fixed.choice([*GATES])
+        options["gate_position"] = "branch"
     if few:
         return
-    if fixed.random() < 0.5:
+    if "gate" not in operands and fixed.random() < 0.5:
         operands["gate"] = "g"
         options["gate_activation"] = fixed.choice([*GATES])
         options["gate_position"] = fixed.choice(["pre", "post"])
