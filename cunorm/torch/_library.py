@@ -97,11 +97,9 @@ class Operator:
             dtype, like = TORCH_DTYPES[dtypes[slot.name]], operands.get(slot.name[1:], x)
             if slot.kind is Kind.STATISTIC:
                 return x.new_empty(spec.statistics_shape(x.shape), dtype=dtype)
-            return (
-                self._empty_like(x, dtype=dtype)
-                if like is x
-                else like.new_empty(like.shape, dtype=dtype)
-            )
+            if like is not x:
+                return x.new_empty(like.shape, dtype=dtype)
+            return self._empty_like(x, dtype=dtype)
 
         return [fake(slot) for slot in op.result_slots]
 
