@@ -5,6 +5,13 @@
 #include "activations.cuh"
 #include "memory.cuh"
 
+// The defaults are those of builds without a gate on the branch.
+#ifndef BRANCH_GATE
+#define BRANCH_GATE false
+#define SCALAR_GATE false
+#define GATE_AXES ROW_AXES
+#endif
+
 struct RowBuild {
   using compute_t = COMPUTE_T;
   using x_t = X_T;
@@ -14,7 +21,9 @@ struct RowBuild {
   using activation = activations::GATE_ACTIVATION;
   using rounded_t = ROUNDED_T;  // k * r is rounded to this type before it is multiplied by weight
   static constexpr bool pre_gate = PRE_GATE;
-  static constexpr bool post_gate = present<gate_t> && !pre_gate;
+  static constexpr bool branch_gate = BRANCH_GATE;  // multiplies what is added to the stream
+  static constexpr bool scalar_gate = SCALAR_GATE;  // a row's gate is one number
+  static constexpr bool post_gate = present<gate_t> && !pre_gate && !branch_gate;
   static constexpr bool center = CENTER;
   static constexpr bool weight_offset = WEIGHT_OFFSET;
   static constexpr index_t width = WIDTH;                  // 0: known only at run time
@@ -48,11 +57,15 @@ struct Rows {
     if constexpr (!present<T>) return data;
     if (axes == 1 || row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
-    if constexpr (axes == 2) return data + rest * middle_stride + (row - rest * inner) * inner_stride;
+    if constexpr (axes == 2)
+      return data + rest * middle_stride + (row - rest * inner) * inner_stride;
     return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
            (row % inner) * inner_stride;
   }
 };
+
+template <class T>
+using GateRows = Rows<T, GATE_AXES>;
 
 // Where a parameter is: one row, or a row for each row of x, several of which may be the same.
 template <class T>
@@ -80,33 +93,69 @@ struct Segments {
   AxesMap first, rows;
 };
 
+// A block's segment: its index, its first row, and its rows, counted from the first.
+struct Segment {
+  int index;
+  index_t first;
+  AxesMap rows;
+};
+
 // A row of x may have several groups of columns, each with its own statistics. Everywhere else in
 // the kernels, a row is one group of a row of x. BlockShare has the group and the segment that a
 // block takes, and the block's index among the blocks with that group and segment; a cluster counts
-// as one block. `part` is the block's row of partial sums (param_sums.cuh).
-struct BlockShare {
-  int groups, group, part, block, blocks;
-  index_t first = 0;
-  AxesMap rows = {};
+// as one block.
+template <int segment_axes>
+struct BlockShareIn : either<(segment_axes > 0), Segment, absent> {
+  int groups, group, block, blocks;
 
-  __device__ BlockShare(index_t all_groups, int cluster)
+  __device__ BlockShareIn(index_t all_groups, int cluster)
       : groups(int(all_groups)),
         group(int(blockIdx.x) / cluster % groups),
-        part(int(blockIdx.x) / cluster / groups),
-        block(part),
+        block(int(blockIdx.x) / cluster / groups),
         blocks(int(gridDim.x) / cluster / groups) {}
 
-  __device__ BlockShare(index_t all_groups, int cluster, const Segments& segments)
-      : BlockShare(all_groups, cluster) {
+  __device__ BlockShareIn(index_t all_groups, int cluster, const Segments& segments)
+      : BlockShareIn(all_groups, cluster) {
     blocks /= int(segments.count);
-    block = part % blocks;
-    first = segments.first.at<SEGMENT_AXES>(part / blocks);
-    rows = segments.rows;
+    this->index = block / blocks;
+    block %= blocks;
+    this->first = segments.first.at<segment_axes>(this->index);
+    this->rows = segments.rows;
   }
 
   // The index of a row of the block's group and segment among all rows of all groups.
   __device__ index_t row_index(index_t row) const {
-    if constexpr (SEGMENT_AXES > 0) row = first + rows.at<SEGMENT_AXES>(row);
+    if constexpr (segment_axes > 0) row = this->first + this->rows.template at<segment_axes>(row);
     return row * groups + group;
   }
+  // The index of the block's row of partial sums (param_sums.cuh).
+  __device__ int part() const {
+    if constexpr (segment_axes > 0) return this->index * blocks + block;
+    return block;
+  }
 };
+using BlockShare = BlockShareIn<SEGMENT_AXES>;
+
+// A pack of which all items are equal.
+template <class B>
+struct EqualItems {
+  Item<B> item;
+};
+template <class B, class At>
+__device__ inline Item<B> read(const EqualItems<B>& items, At) {
+  return items.item;
+}
+
+// The sums of a pack of columns.
+template <class Dweight, class Dbias, class Dgate>
+struct Adders {
+  Dweight& dweight;
+  Dbias& dbias;
+  Dgate& dgate;
+};
+
+template <class B, class Arguments>
+__device__ inline typename B::compute_t* dgate_sums_of(const Arguments& arguments) {
+  if constexpr (B::dgate_sums) return arguments.dgate_sums;
+  return nullptr;
+}

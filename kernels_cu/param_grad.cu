@@ -22,8 +22,9 @@ struct Build {
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
   using dgate_t = DGATE_T;
-  static constexpr bool segmented = SEGMENTED;  // not: one segment, which has all parts
-  static constexpr bool accumulate = ACCUMULATE;  // add to what dweight and dbias hold
+  static constexpr bool segmented = SEGMENTED;      // not: one segment, which has all parts
+  static constexpr bool scalar_gate = SCALAR_GATE;  // dgate has one element for each segment
+  static constexpr bool accumulate = ACCUMULATE;    // add to what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
   static constexpr int pack = PACK;  // columns per thread
@@ -55,7 +56,7 @@ struct Arguments : either<B::segmented, SegmentedArguments<B>, absent> {
 };
 
 // `block` is the block's index among the blocks of this gradient; part i begins at part_at(i).
-template <class B, class T, class PartAt>
+template <class B, bool accumulate, class T, class PartAt>
 __device__ inline void add_parts(const Arguments<B>& arguments, index_t parts, PartAt part_at,
                                  T* gradient, index_t block, typename B::Scratch& scratch) {
   const int column_thread = threadIdx.x % B::column_threads,
@@ -77,7 +78,7 @@ __device__ inline void add_parts(const Arguments<B>& arguments, index_t parts, P
       for (int other = 1; other < B::part_threads; ++other)
         for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
     }
-    if constexpr (B::accumulate) {
+    if constexpr (accumulate) {
       const auto before = load_pack<B, T>(gradient, column, arguments.width);
       for_each_item<B>(at, [&](auto item) { sum.item[item.index] += read<B>(before, item); });
     }
@@ -93,7 +94,7 @@ __device__ inline void add_all(const Arguments<B>& arguments, typename B::Scratc
   constexpr bool both = present<typename B::dweight_t> && present<typename B::dbias_t>;
   const index_t block = blockIdx.x / (both ? 2 : 1);
   const auto add = [&](const typename B::sums_t* sums, auto* gradient) {
-    add_parts<B>(
+    add_parts<B, B::accumulate>(
         arguments, arguments.parts, [&](index_t part) { return sums + part * arguments.stride; },
         gradient, block, scratch);
   };
@@ -103,6 +104,25 @@ __device__ inline void add_all(const Arguments<B>& arguments, typename B::Scratc
     if (!both || blockIdx.x % 2 == 1) add(arguments.dbias_sums, arguments.dbias);
 }
 
+// Adds up all columns of all parts: the gradient has one element.
+template <class B, class T, class PartAt>
+__device__ inline void add_columns(const Arguments<B>& arguments, index_t parts, PartAt part_at,
+                                   T* gradient, typename B::Scratch& scratch) {
+  const int threads = B::column_threads * B::part_threads;
+  typename B::compute_t sum = 0;
+  for (index_t part = 0; part < parts; ++part)
+    for (index_t column = threadIdx.x; column < arguments.width; column += threads)
+      sum += convert<typename B::compute_t>(part_at(part)[column]);
+  const int column_thread = threadIdx.x % B::column_threads,
+            part_thread = threadIdx.x / B::column_threads;
+  scratch.sums[part_thread][column_thread][0] = sum;
+  if constexpr (B::part_threads > 1) __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int i = 1; i < threads; ++i)
+    sum += scratch.sums[i / B::column_threads][i % B::column_threads][0];
+  *gradient = convert<T>(sum);
+}
+
 // Every block takes columns of a segment of one gradient: first come the blocks of dweight, then
 // those of dbias and dgate.
 template <class B>
@@ -110,23 +130,38 @@ __device__ inline void add_segments(const Arguments<B>& arguments, typename B::S
   constexpr index_t columns = B::column_threads * B::pack;
   const index_t row_blocks = (arguments.width + columns - 1) / columns;
   index_t block = blockIdx.x;
-  const auto add = [&](const Parts& parts, const typename B::sums_t* sums, auto* gradient) {
-    const index_t segment = block / row_blocks;
+  // Calls visit(segment, block of the segment, part_at) if the block is one of the next gradient's.
+  const auto next = [&](const Parts& parts, const typename B::sums_t* sums, index_t blocks,
+                        const auto& visit) {
+    const index_t segment = block / blocks;
     if (block >= 0 && segment < parts.segments)
-      add_parts<B>(
-          arguments, parts.parts,
-          [&](index_t part) {
-            return sums + (parts.first.at<2>(segment) + parts.rest.at<2>(part)) * arguments.stride;
-          },
-          gradient + segment * arguments.width, block % row_blocks, scratch);
-    block -= parts.segments * row_blocks;
+      visit(segment, block % blocks, [&](index_t part) {
+        return sums + (parts.first.at<2>(segment) + parts.rest.at<2>(part)) * arguments.stride;
+      });
+    block -= parts.segments * blocks;
+  };
+  const auto add = [&](const Parts& parts, const typename B::sums_t* sums, auto* gradient) {
+    next(parts, sums, row_blocks, [&](index_t segment, index_t of_segment, const auto& part_at) {
+      add_parts<B, B::accumulate>(arguments, parts.parts, part_at,
+                                  gradient + segment * arguments.width, of_segment, scratch);
+    });
   };
   if constexpr (present<typename B::dweight_t>)
     add(arguments.dweight_parts, arguments.dweight_sums, arguments.dweight);
   if constexpr (present<typename B::dbias_t>)
     add(arguments.dbias_parts, arguments.dbias_sums, arguments.dbias);
-  if constexpr (present<typename B::dgate_t>)
-    add(arguments.dgate_parts, arguments.dgate_sums, arguments.dgate);
+  if constexpr (present<typename B::dgate_t>) {
+    const Parts& parts = arguments.dgate_parts;
+    next(parts, arguments.dgate_sums, B::scalar_gate ? 1 : row_blocks,
+         [&](index_t segment, index_t of_segment, const auto& part_at) {
+           auto* const gradient = arguments.dgate;
+           if constexpr (B::scalar_gate)
+             add_columns<B>(arguments, parts.parts, part_at, gradient + segment, scratch);
+           else
+             add_parts<B, false>(arguments, parts.parts, part_at,
+                                 gradient + segment * arguments.width, of_segment, scratch);
+         });
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads, 1)

@@ -39,7 +39,7 @@ struct HeldSums {
 
   __device__ HeldSums(C* sums, const BlockShare& share, SharedMemory& memory)
       : totals(memory.take<C>(B::sums_in_shared ? values * B::threads : 0)),
-        row(sums + share.part * sum_pitch(B::width * share.groups) + share.group * B::width) {}
+        row(sums + share.part() * sum_pitch(B::width * share.groups) + share.group * B::width) {}
 
   __device__ ItemSums<B>& open(const PackAt<B>& at) { return recent[at.index]; }
   __device__ void close(const PackAt<B>&, const ItemSums<B>&) const {}
@@ -101,7 +101,7 @@ struct StreamedSums {
 
   __device__ StreamedSums(C* sums, const BlockShare& share, SharedMemory& memory) {
     const index_t pitch = sum_pitch(B::width * share.groups);
-    row = sums + share.part * pitch * (B::sums_in_shared ? 1 : 2) + share.group * B::width;
+    row = sums + share.part() * pitch * (B::sums_in_shared ? 1 : 2) + share.group * B::width;
     recent = B::sums_in_shared ? memory.take<C>(int(chunks) * B::packs * B::pack * B::threads)
                                : row + pitch;
   }
@@ -156,44 +156,52 @@ template <class B>
 struct ParamSums {
   ColumnSums<B, B::dweight> dweight;
   ColumnSums<B, B::dbias> dbias;
+  ColumnSums<B, B::dgate_sums> dgate;
   int rows = 0;  // rows in the recent sums
 
   template <class Arguments>
   __device__ ParamSums(const Arguments& arguments, const Walk<B>& walk, SharedMemory& memory)
       : dweight(arguments.dweight_sums, walk.share, memory),
-        dbias(arguments.dbias_sums, walk.share, memory) {}
+        dbias(arguments.dbias_sums, walk.share, memory),
+        dgate(dgate_sums_of<B>(arguments), walk.share, memory) {}
 
-  // Calls add(dweight, dbias) with the sums of a pack of columns.
+  // Calls add(adders) with the sums of a pack of columns.
   template <class Add>
   __device__ void add(const PackAt<B>& at, Add add) {
     auto&& to_dweight = dweight.open(at);
     auto&& to_dbias = dbias.open(at);
-    add(to_dweight, to_dbias);
+    auto&& to_dgate = dgate.open(at);
+    Adders adders{to_dweight, to_dbias, to_dgate};
+    add(adders);
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);
+    dgate.close(at, to_dgate);
   }
   // Call this after each row.
   __device__ void end_row(const Walk<B>& walk) {
     dweight.end_row();
     dbias.end_row();
+    dgate.end_row();
     if (++rows == max_recent_rows) flush(walk);
   }
   __device__ void finish(const Walk<B>& walk) {
     if (rows > 0) flush(walk);
     dweight.finish(walk);
     dbias.finish(walk);
+    dgate.finish(walk);
   }
 
  private:
   __device__ void flush(const Walk<B>& walk) {
     dweight.flush(walk);
     dbias.flush(walk);
+    dgate.flush(walk);
     rows = 0;
   }
 };
 
 // For each streamed row, calls found = find(row). Then, for each chunk, it calls reload(found,
-// chunk), and write(found, at, dweight, dbias) for each pack; write adds to the sums.
+// chunk), and write(found, at, adders) for each pack; write adds to the sums.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {
@@ -201,9 +209,8 @@ __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Fin
     auto found = find(row);
     row.for_each_chunk_in_second_pass([&](const auto& chunk) {
       reload(found, chunk);
-      chunk.for_each_pack([&](auto at) {
-        sums.add(at, [&](auto& dweight, auto& dbias) { write(found, at, dweight, dbias); });
-      });
+      chunk.for_each_pack(
+          [&](auto at) { sums.add(at, [&](auto& adders) { write(found, at, adders); }); });
     });
     sums.end_row(walk);
   });

@@ -138,6 +138,22 @@ __device__ inline LoadedPack<B, T> load_at(const T* row, const PackAt<B>& at) {
   return load_where<B>(at.live, row + at.column);
 }
 
+// One number for each row, in place of an operand's packs.
+template <class B, class T>
+struct ScalarPacks {
+  const T* row;
+  EqualItems<B> items = {};
+
+  __device__ explicit ScalarPacks(const T* row) : row(row) {}
+
+  __device__ void load(const Chunk<B>& chunk) {
+    if (inside(0, chunk.end)) items.item = convert<Item<B>>(*row);
+  }
+  __device__ EqualItems<B> operator[](const PackAt<B>&) const { return items; }
+};
+template <class B, class T, bool once = false>
+using GatePacks = either<B::scalar_gate, ScalarPacks<B, T>, RowPacks<B, T, once>>;
+
 // A parameter's packs.
 template <class B, class T>
 using ParameterPacks = RowPacks<B, T>;

@@ -8,8 +8,10 @@
 //   dn      = dy * g(gate)   if post-gate, else dy
 //   dr      = k * dn * (weight + weight_offset)
 //   dp      = rstd * (dr - r * mean(r * dr) - mean(dr))                    mean(dr) only if center
-//   dx      = (dp * g(gate)  if pre-gate, else dp) + dresidual_out
-//   dgate   = g'(gate) * dp * x    if pre-gate;    g'(gate) * dy * n    if post-gate
+//   ds      = (dp * g(gate)  if pre-gate, else dp) + dresidual_out
+//   dx      = ds * g(gate)   if the gate is on the branch, else ds;        dresidual = ds
+//   dgate   = g'(gate) * dp * x    if pre-gate;    g'(gate) * dy * n    if post-gate;
+//             g'(gate) * ds * branch               if the gate is on the branch
 //   dweight = sum over rows of dn * k * r
 //   dbias   = sum over rows of dn
 //
@@ -32,6 +34,8 @@
 #define OWN_DWEIGHT_T absent
 #define OWN_DBIAS_T absent
 #define ACCUMULATE false
+#define BRANCH_T absent
+#define DGATE_SUMS false
 #endif
 
 struct Build : RowBuild {
@@ -47,9 +51,12 @@ struct Build : RowBuild {
   using own_dbias_t = OWN_DBIAS_T;
   static constexpr bool own_parameters = OWN_PARAMETERS;  // rows of a segment differ in parameters
   static constexpr bool accumulate = ACCUMULATE;  // add to what own_dweight and own_dbias hold
+  using branch_t = BRANCH_T;
+  // Whether rows share a gate of the branch, or its row is one number: then dgate is a sum.
+  static constexpr bool dgate_sums = DGATE_SUMS;
   // Whether the gradient of p is needed.
-  static constexpr bool dp =
-      present<dx_t> || present<dresidual_t> || (present<dgate_t> && pre_gate);
+  static constexpr bool dp = present<dx_t> || present<dresidual_t> || dgate_sums ||
+                             (present<dgate_t> && (pre_gate || branch_gate));
   // Whether the kernel reduces over a row. If not, the first pass over the row computes nothing.
   static constexpr bool reduces = center || dp;
   static constexpr int stages = STAGES;                   // rows copied ahead to shared memory
@@ -57,19 +64,21 @@ struct Build : RowBuild {
 };
 
 template <class B>
-struct OwnArguments {
+struct SegmentArguments {
   Segments segments;
   Rows<typename B::own_dweight_t, 1> own_dweight;
   Rows<typename B::own_dbias_t, 1> own_dbias;
+  Rows<const typename B::branch_t> branch;  // what the forward added to the stream, its x
+  typename B::compute_t* dgate_sums;
 };
 
 template <class B>
-struct Arguments : either<(SEGMENT_AXES > 0), OwnArguments<B>, absent> {
+struct Arguments : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
   using C = typename B::compute_t;
   Rows<const typename B::dy_t> dy;
   Rows<const typename B::dresidual_out_t> dresidual_out;
   Rows<const typename B::x_t> x;
-  Rows<const typename B::gate_t> gate;
+  GateRows<const typename B::gate_t> gate;
   Rows<typename B::dx_t> dx;
   Rows<typename B::dgate_t> dgate;
   Rows<typename B::dresidual_t> dresidual;
@@ -151,8 +160,9 @@ struct BackwardRow {
   using C = typename B::compute_t;
   RowPacks<B, typename B::dy_t> dy;
   RowPacks<B, typename B::x_t> x;
-  RowPacks<B, typename B::gate_t> gate;
+  GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
+  RowPacks<B, typename B::branch_t, true> branch;
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
@@ -166,6 +176,7 @@ struct BackwardRow {
         x(row.of(arguments.x)),
         gate(row.of(arguments.gate)),
         dresidual_out(row.of(arguments.dresidual_out)),
+        branch(branch_of(arguments, row)),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {
@@ -175,12 +186,25 @@ struct BackwardRow {
     }
   }
 
-  // Loads all inputs but dresidual_out, which the first pass over a streamed row does not need.
+  // Loads the inputs that the first pass over a streamed row needs.
   template <class Chunk>
   __device__ void load(const Chunk& chunk) {
     dy.load(chunk);
     x.load(chunk);
-    gate.load(chunk);
+    if constexpr (!B::branch_gate) gate.load(chunk);
+  }
+  // Loads the other inputs.
+  template <class Chunk>
+  __device__ void load_rest(const Chunk& chunk) {
+    dresidual_out.load(chunk);
+    if constexpr (B::branch_gate) gate.load(chunk);
+    branch.load(chunk);
+  }
+  static __device__ auto branch_of(const Arguments<B>& arguments, const Row<B>& row) {
+    if constexpr (present<typename B::branch_t>)
+      return row.of(arguments.branch);
+    else
+      return static_cast<const absent*>(nullptr);
   }
 
   // p - mean
@@ -203,10 +227,9 @@ struct BackwardRow {
                                 const Parameters<B>& parameters) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
-    const auto gate_pack = gate[at];
     GatePack<B> gates;
+    if constexpr (!B::branch_gate) gates = this->gates(at);
     for_each_item<B>(at, [&](auto item) {
-      gates.item[item.index] = gate_at<B>(gate_pack, item);
       const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
       const auto p = clear_outside<B>(shifted(gated.p), item);
       if constexpr (B::center) sums[SumP].add(item, p);
@@ -238,13 +261,14 @@ struct BackwardRow {
     r_factor = math::divided(-scalars.rstd * (scalars.rstd * sum_q_dr), width);
   }
 
-  // Writes dx, dresidual and dgate of a pack, and adds to the sums for dweight and dbias.
-  template <class At, class Gates, class Adder, class OtherAdder>
-  __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters, Adder& dweight,
-                        OtherAdder& dbias) const {
+  // Writes the gradients of a pack, and adds to those that are sums.
+  template <class At, class Gates, class Adders>
+  __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters,
+                        Adders& sums) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
     const auto dresidual_out_pack = dresidual_out[at];
+    const auto branch_pack = branch[at];
     const auto k_rstd = broadcast<B>(this->k_rstd);
     const auto r_factor = broadcast<B>(this->r_factor), offset = broadcast<B>(this->offset);
     RowOutput<B, typename B::dx_t> dx(this->dx);
@@ -258,8 +282,8 @@ struct BackwardRow {
       auto q = shifted(gated.p);
       if constexpr (B::center) q -= correction;
       const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
-      dweight.add_product(item, gated.dn, rounded);
-      dbias.add(item, gated.dn);
+      sums.dweight.add_product(item, gated.dn, rounded);
+      sums.dbias.add(item, gated.dn);
       own_dweight.add(item, gated.dn * rounded);
       own_dbias.add(item, gated.dn);
       auto dp = gated.dn;
@@ -268,8 +292,14 @@ struct BackwardRow {
       auto ds = dp;
       if constexpr (B::pre_gate) ds *= activated.value;
       if constexpr (present<typename B::dresidual_out_t>) ds += read<B>(dresidual_out_pack, item);
-      if constexpr (present<typename B::dx_t>) ::write(dx, item, ds);
       if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
+      if constexpr (present<typename B::dx_t>)
+        ::write(dx, item, B::branch_gate ? ds * activated.value : ds);
+      if constexpr (present<typename B::branch_t>) {
+        const auto slope = activated.derivative * ds, v = read<B>(branch_pack, item);
+        sums.dgate.add_product(item, slope, v);
+        if constexpr (present<typename B::dgate_t>) ::write(dgate, item, slope * v);
+      }
       if constexpr (present<typename B::dgate_t> && B::pre_gate)
         ::write(dgate, item, activated.derivative * (dp * gated.x));
       if constexpr (present<typename B::dgate_t> && B::post_gate)
@@ -284,15 +314,21 @@ struct BackwardRow {
   }
 };
 
-// The parameters of a row: `shared`, or the row's own, which are still to be loaded.
+// A row's own parameters, which are still to be loaded. If all rows of a segment share them, the
+// shared ones take their place.
+template <class B, bool own = B::own_parameters>
+struct RowParameters {
+  Parameters<B> of_row;
+
+  __device__ RowParameters(const Arguments<B>& arguments, const Row<B>& row)
+      : of_row(arguments, row.walk.share, row.index) {}
+  __device__ Parameters<B>& parameters(Parameters<B>&) { return of_row; }
+};
 template <class B>
-__device__ inline either<B::own_parameters, Parameters<B>, Parameters<B>&> parameters_of(
-    const Arguments<B>& arguments, const Row<B>& row, Parameters<B>& shared) {
-  if constexpr (B::own_parameters)
-    return Parameters<B>(arguments, row.walk.share, row.index);
-  else
-    return shared;
-}
+struct RowParameters<B, false> {
+  __device__ RowParameters(const Arguments<B>&, const Row<B>&) {}
+  __device__ Parameters<B>& parameters(Parameters<B>& shared) const { return shared; }
+};
 
 // Inputs of the next rows, which are being copied to shared memory, each row to a slot. A thread
 // takes only the packs that it copied itself, so no barrier is needed. A result may share the
@@ -301,11 +337,12 @@ template <class B>
 struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
   StagedPacks<B, typename B::x_t> x;
-  StagedPacks<B, typename B::gate_t> gate;
+  StagedPacks<B, either<B::scalar_gate, absent, typename B::gate_t>> gate;
   StagedPacks<B, typename B::dresidual_out_t> dresidual_out;
+  StagedPacks<B, typename B::branch_t> branch;
 
   __device__ explicit StagedRows(SharedMemory& memory)
-      : dy(memory), x(memory), gate(memory), dresidual_out(memory) {}
+      : dy(memory), x(memory), gate(memory), dresidual_out(memory), branch(memory) {}
 
   __device__ void copy(const Arguments<B>& arguments, const Row<B>& row, int slot) const {
     const BackwardRow<B> inputs(arguments, row);  // only its addresses are used
@@ -313,6 +350,7 @@ struct StagedRows {
     x.copy(inputs.x, row, slot);
     gate.copy(inputs.gate, row, slot);
     dresidual_out.copy(inputs.dresidual_out, row, slot);
+    branch.copy(inputs.branch, row, slot);
     async_commit();
   }
 
@@ -323,6 +361,8 @@ struct StagedRows {
     x.take(inputs.x, row, slot);
     gate.take(inputs.gate, row, slot);
     dresidual_out.take(inputs.dresidual_out, row, slot);
+    branch.take(inputs.branch, row, slot);
+    if constexpr (B::scalar_gate) inputs.gate.load(row.columns());
   }
 };
 
@@ -351,7 +391,8 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Load the row: from its slot, to which a later row is then copied, or from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
-    auto&& parameters = parameters_of(arguments, place, shared);
+    RowParameters<B> own(arguments, place);
+    auto& parameters = own.parameters(shared);
     if constexpr (B::own_parameters) parameters.load(columns);
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);
@@ -362,7 +403,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     } else {
       row.scalars = RowScalars<B>::load(arguments, place);
       row.load(columns);
-      row.dresidual_out.load(columns);
+      row.load_rest(columns);
     }
 
     // Reduce.
@@ -375,9 +416,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
 
     // Store. Gates are recomputed: two numbers per item would take too many registers.
     columns.for_each_pack([&](auto at) {
-      sums.add(at, [&](auto& dweight, auto& dbias) {
-        row.write(at, row.gates(at), parameters, dweight, dbias);
-      });
+      sums.add(at, [&](auto& adders) { row.write(at, row.gates(at), parameters, adders); });
     });
     sums.end_row(walk);
   });

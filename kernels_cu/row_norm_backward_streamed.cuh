@@ -6,15 +6,11 @@
 #include "streamed.cuh"
 
 template <class B>
-struct StreamedBackwardRow : BackwardRow<B> {
+struct StreamedBackwardRow : BackwardRow<B>, RowParameters<B> {
   HeldPacks<B, GatePack<B>, false> gates_held;  // a CPU may keep the gates
-  either<B::own_parameters, Parameters<B>, Parameters<B>&> parameters;
 
-  __device__ StreamedBackwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row,
-                                 Parameters<B>& shared)
-      : BackwardRow<B>(arguments, row),
-        gates_held(row),
-        parameters(parameters_of(arguments, row, shared)) {}
+  __device__ StreamedBackwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
+      : BackwardRow<B>(arguments, row), RowParameters<B>(arguments, row), gates_held(row) {}
 };
 
 template <class B>
@@ -25,16 +21,17 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
   Parameters<B> shared(arguments, walk.share, walk.share.row_index(0));
 
   const auto find = [&](const StreamedRow<B>& place) {
-    StreamedBackwardRow<B> row(arguments, place, shared);
+    StreamedBackwardRow<B> row(arguments, place);
     row.scalars = RowScalars<B>::load(arguments, place);
     RowSum<B> row_sums[3];
     if constexpr (B::reduces)
       place.for_each_chunk([&](const auto& chunk) {
         row.load(chunk);
-        row.parameters.load(chunk);
+        row.parameters(shared).load(chunk);
         ItemSums<B> chunk_sums[3];
-        chunk.for_each_pack(
-            [&](auto at) { row.gates_held.put(at, row.add_to(chunk_sums, at, row.parameters)); });
+        chunk.for_each_pack([&](auto at) {
+          row.gates_held.put(at, row.add_to(chunk_sums, at, row.parameters(shared)));
+        });
         unrolled<3>([&](int i) { row_sums[i].add(chunk_sums[i]); });
       });
     row.find_factors(arguments, team, row_sums);
@@ -42,12 +39,12 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
   };
   const auto reload = [&](auto& row, const auto& chunk) {
     row.load(chunk);
-    row.dresidual_out.load(chunk);
-    row.parameters.load(chunk);
+    row.load_rest(chunk);
+    row.parameters(shared).load(chunk);
   };
-  const auto write = [&](auto& row, auto at, auto& dweight, auto& dbias) {
-    row.write(at, row.gates_held.held_or(at, [&] { return row.gates(at); }), row.parameters,
-              dweight, dbias);
+  const auto write = [&](auto& row, auto at, auto& adders) {
+    row.write(at, row.gates_held.held_or(at, [&] { return row.gates(at); }), row.parameters(shared),
+              adders);
   };
   for_each_row(walk, sums, find, reload, write);
 }

@@ -2,7 +2,8 @@
 // Row norms, forward: RMSNorm, LayerNorm, L2 norm and the generic normalize, with the residual
 // stream and a gate.
 //
-//   s    = x + residual                 rounded to residual_out's type before the norm reads it
+//   s    = x + residual                 or x * g(gate) + residual, if the branch is gated; rounded
+//                                       to residual_out's type before the norm reads it
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
@@ -33,7 +34,7 @@ template <class B>
 struct Arguments {
   using C = typename B::compute_t;
   Rows<const typename B::x_t> x;
-  Rows<const typename B::gate_t> gate;
+  GateRows<const typename B::gate_t> gate;
   Rows<const typename B::residual_t> residual;
   Rows<typename B::y_t> y;
   Rows<typename B::residual_out_t> residual_out;
@@ -57,7 +58,7 @@ struct ForwardRow {
   typename B::y_t* y;
   RowPacks<B, typename B::x_t, B::writes_stream> x;
   RowPacks<B, typename B::residual_t, true> residual;
-  RowPacks<B, typename B::gate_t> gate;
+  GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   Parameters<B> parameters;
   C shift = 0, correction = 0, variance = 0, k_rstd = 0;
 
@@ -69,6 +70,14 @@ struct ForwardRow {
         gate(row.of(arguments.gate)),
         parameters(arguments, row.walk.share, row.index) {}
 
+  // Returns a pack of the gate, if it is needed.
+  template <bool needed, class At>
+  __device__ auto gate_if(At at) const {
+    if constexpr (needed)
+      return gate[at];
+    else
+      return absent{};
+  }
   // Returns s, rounded to the type in which it is stored. Stores s if it is a result.
   template <class At>
   __device__ auto make_stream(At at) const {
@@ -77,9 +86,18 @@ struct ForwardRow {
     } else {
       constexpr bool read_again = true;
       RowOutput<B, stream_t, read_again> s(residual_out);
+      const auto gate_pack = gate_if<B::branch_gate>(at);
       for_each_item<B>(at, [&](auto item) {
         auto v = read<B>(x[at], item);
-        if constexpr (present<typename B::residual_t>) v += read<B>(residual[at], item);
+        if constexpr (B::branch_gate) {
+          const auto g = B::activation::at(read<B>(gate_pack, item)).value;
+          if constexpr (present<typename B::residual_t>)
+            v = fma(v, g, read<B>(residual[at], item));
+          else
+            v *= g;
+        } else if constexpr (present<typename B::residual_t>) {
+          v += read<B>(residual[at], item);
+        }
         write(s, item, v);
       });
       return s.store(at);
@@ -115,7 +133,7 @@ struct ForwardRow {
 
   template <class At, class P>
   __device__ void write_y(At at, const P& p) const {
-    const auto gate_pack = gate[at];
+    const auto gate_pack = gate_if<!B::branch_gate>(at);
     const auto factor = broadcast<B>(k_rstd);
     RowOutput<B, typename B::y_t> output(y);
     for_each_item<B>(at, [&](auto item) {

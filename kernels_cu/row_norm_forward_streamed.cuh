@@ -40,7 +40,7 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
   const auto load_and_visit = [&](const auto& chunk, const auto& visit) {
     row.x.load(chunk);
     row.residual.load(chunk);
-    if constexpr (B::pre_gate) row.gate.load(chunk);
+    if constexpr (B::pre_gate || B::branch_gate) row.gate.load(chunk);
     chunk.for_each_pack([&](auto at) {
       row.p.put(at, row.make_p(at, row.make_stream(at)));
       visit_pack(at, visit);
@@ -110,7 +110,7 @@ __device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>
       [&](auto& row, const StreamedRow<B>& place) {
         place.for_each_chunk_in_second_pass([&](const auto& chunk) {
           row.stream.load(chunk);
-          row.gate.load(chunk);
+          if constexpr (!B::branch_gate) row.gate.load(chunk);
           row.parameters.load(chunk);
           chunk.for_each_pack([&](auto at) {
             const auto s = row.stream[at];

@@ -49,12 +49,18 @@ class Slot(NamedTuple):
 class OperandTable:
     """The operands of a family: the inputs and results of a forward, in the order of its arrays."""
 
-    def __init__(self, inputs: Sequence[Operand], results: Sequence[Operand]) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Operand],
+        results: Sequence[Operand],
+        of_backward: Sequence[Operand] = (),  # inputs that only the backward has
+    ) -> None:
         self.forward_inputs = tuple(map(_slot, inputs))
         self.forward_results = tuple(map(_slot, results))
         self.backward_inputs = (
             *(_gradient(operand) for operand in results if operand.has_gradient),
             *(_slot(operand) for operand in (*inputs, *results) if operand.is_saved),
+            *map(_slot, of_backward),
         )
         self.backward_results = tuple(_gradient(one) for one in inputs if one.has_gradient)
 

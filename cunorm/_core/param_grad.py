@@ -88,8 +88,11 @@ def param_grad_launch(
         ("PACK", str(pack)),
         *(_of_segments(types) if segments else ()),
     )
-    rows = sum(one.segments for one in segments if one) if segments else types.outputs
-    grid = -(-width // (columns * pack)) * rows
+    row_blocks = -(-width // (columns * pack))
+    grid = row_blocks * types.outputs
+    if segments:
+        *rows, gates = (0 if one is None else one.segments for one in segments)
+        grid = row_blocks * sum(rows) + (1 if types.scalar_gate else row_blocks) * gates
     threads = columns * part_threads
     return Launch(KernelBuild("param_grad", macros), grid, threads, dependent=dependent)
 

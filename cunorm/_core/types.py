@@ -30,7 +30,7 @@ DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTypeLike = DTypeName | np.dtype[Any] | type[np.generic] | TorchDType
 
 Activation = Literal["identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh"]
-GatePosition = Literal["pre", "post"]
+GatePosition = Literal["pre", "post", "branch"]
 Layout = Literal["channels_last", "channels_first"]
 Need = Literal["x", "weight", "bias", "gate"]
 GroupNeed = Literal["x", "weight", "bias"]

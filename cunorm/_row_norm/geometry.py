@@ -8,9 +8,17 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import Kind, Slot
-from cunorm._core.tensor import SINGLE_ROW, WHOLE, RowAxes, RowLayout, Shape, TensorSpec
-from cunorm._row_norm.modulation import Segments, own_axes, segments_of
+from cunorm._core.operands import Kind, Slot, Specs
+from cunorm._core.tensor import (
+    SINGLE_ROW,
+    WHOLE,
+    OptionalSpec,
+    RowAxes,
+    RowLayout,
+    Shape,
+    TensorSpec,
+)
+from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_of
 
 _WIDTH_LIMIT = 2**31
 
@@ -54,20 +62,39 @@ class Geometry(CallGeometry):
 
     leading_axes: int
     rows: RowShape
+    branch_gate: bool = False  # the gate may have fewer elements than x
 
     @property
     def leading(self) -> Shape:
         return self.shape[: self.leading_axes]
 
     def fits(self, slot: Slot, shape: Shape) -> bool:
-        if slot.kind is not Kind.PARAMETER:
+        is_gate = slot.name == "gate" and self.branch_gate
+        if slot.kind is not Kind.PARAMETER and not is_gate:
             return super().fits(slot, shape)
-        extra = len(self.shape) - len(shape)
-        sizes = zip(shape, self.shape[extra:], strict=True) if extra >= 0 else ()
-        lead = [*sizes][: max(0, self.leading_axes - extra)]
-        return shape[len(lead) :] == self.shape[self.leading_axes :] and all(
-            size in (1, rows) for size, rows in lead
+        if len(shape) > len(self.shape):
+            return False
+        shape = (*[1] * (len(self.shape) - len(shape)), *shape) if is_gate else shape
+        lead, row = self._parts_of(shape)
+        of_x = self.leading[len(self.leading) - len(lead) :]
+        return (row == self.shape[self.leading_axes :] or (is_gate and prod(row) == 1)) and all(
+            size in (1, rows) for size, rows in zip(lead, of_x, strict=True)
         )
+
+    def _parts_of(self, shape: Shape) -> tuple[Shape, Shape]:
+        """Return the leading axes and the axes of a row of an operand's shape."""
+        before_row = max(0, len(shape) - (len(self.shape) - self.leading_axes))
+        return shape[:before_row], shape[before_row:]
+
+    def is_scalar(self, spec: OptionalSpec) -> bool:
+        """Return whether a gate has one number for a row."""
+        return spec is not None and self.rows.row_width > prod(self._parts_of(spec.shape)[1])
+
+    def is_of_row(self, spec: OptionalSpec) -> bool:
+        """Return whether no two rows of x share a row of an operand."""
+        if spec is None or self.is_scalar(spec):
+            return False
+        return is_of_row(self.leading, own_axes(self.leading, len(self.shape), spec.shape))
 
     def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
@@ -87,12 +114,18 @@ class Geometry(CallGeometry):
         return RowAxes(self.leading_axes, self.rows.groups)
 
     def layout(self, spec: TensorSpec) -> RowLayout | None:
-        return self.axes.layout(self.expanded(spec))
+        full = self.expanded(spec)
+        if not self.is_scalar(spec):
+            return self.axes.layout(full)
+        groups = (self.rows.groups,) if self.rows.groups > 1 else ()
+        shape = (*self.leading, *groups, 1)
+        strides = (*full.strides[: self.leading_axes], *[0] * len(groups), 1)
+        return RowAxes(len(shape) - 1).layout(full._replace(shape=shape, strides=strides))
 
-    def segments(self, parameters: dict[str, TensorSpec]) -> Segments:
-        """Return the segments of a backward with these weight and bias."""
+    def segments(self, given: Specs) -> Segments:
+        """Return the segments of a backward with these weight, bias and shared gate."""
         ndim = len(self.shape)
-        own = {name: own_axes(self.leading, ndim, p.shape) for name, p in parameters.items()}
+        own = {name: own_axes(self.leading, ndim, one.shape) for name, one in given.items() if one}
         return segments_of(self.leading, own)
 
     def expanded(self, spec: TensorSpec) -> TensorSpec:
@@ -106,14 +139,20 @@ class Geometry(CallGeometry):
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
     ) -> None:
-        axes = self.axes if kind is Kind.LIKE_X else WHOLE
+        axes = self.axes if kind is Kind.LIKE_X and shape == self.shape else WHOLE
         validate.output(function, argument, spec, shape, axes)
         if kind is Kind.STATISTIC:
             self.check_compute(function, argument, spec)
 
 
 def row_geometry(
-    function: str, x: TensorSpec, compute: DType, axis: int, groups: int = 1
+    function: str,
+    x: TensorSpec,
+    compute: DType,
+    axis: int,
+    groups: int = 1,
+    *,
+    branch_gate: bool = False,
 ) -> Geometry:
     """Return the geometry of x; a row is all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
@@ -139,4 +178,4 @@ def row_geometry(
             f"{function}: groups is {groups} and axis is {axis}, expected axis -1 with groups"
         )
     rows = RowShape(prod(shape[:leading_axes]), width // groups, groups)
-    return Geometry(shape, compute, leading_axes, rows)
+    return Geometry(shape, compute, leading_axes, rows, branch_gate)

@@ -128,7 +128,7 @@ def cuda_backward(
 ) -> RowLaunch:
     team = _team(types, shape.width, gpu)
     access = min(access, team.pack)
-    sums = (types.dweight or types.dbias) > 0
+    sums = types.sum_count > 0
     most = cuda_parts(shape, gpu.sm_count, team.cluster, has_segments=rows_of.segments is not None)
     blocks = most // team.cluster if sums else GRID_LIMIT
     shared = _shared_memory(types, team, shape.width, access, gpu)
@@ -166,10 +166,10 @@ def _shared_memory(
     left = min(left, gpu.shared_memory_per_block_optin - reserved)
     is_streamed = width > team.chunk
     held = -(-width // team.chunk) * team.chunk // team.cluster * team.rows_per_block
-    sums = held * (types.dweight + types.dbias) * types.compute.itemsize
+    sums = held * types.sum_count * types.compute.itemsize
     in_shared = sums <= left
     used = sums if in_shared else 0
-    inputs = (types.dy, types.x, types.gate, types.dresidual_out)
+    inputs = (types.dy, types.x, types.gate, types.dresidual_out, types.branch)
     itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access
@@ -238,7 +238,7 @@ def cpu_launch(
         kernel, has_sums, own = "row_norm_forward", False, _cpu_forward(types, shape)
     else:
         kernel, own = "row_norm_backward", _cpu_backward(types, shape, caps)
-        has_sums = types.dweight or types.dbias
+        has_sums = types.sum_count > 0
     moved = [getattr(types, name) for name in types.lines()]
     stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
     begins_with_pack = is_forward and types.formula.center
@@ -282,7 +282,7 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
     row_bytes, long_elements = shape.width * row.itemsize, math.inf
     macros: Macros = (("STAGES", "0"), ("SUMS_IN_SHARED", "false"))
     macros += _cpu_rows(shape, row, types.gate is None)
-    if types.dgate is not None:
+    if types.dgate is not None and not types.formula.branch_gate:
         macros += _cpu_kept(types, shape, 2 * types.compute.itemsize, _KEPT_ROWS)
     if row_bytes > _SHORT_ROW:
         long_elements = 0

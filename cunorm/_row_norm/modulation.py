@@ -49,12 +49,14 @@ class Segments(NamedTuple):
 
 
 def segments_of(leading: Shape, parameters: Mapping[str, Own]) -> Segments:
-    """Return the segments of x's rows for the parameters of a backward.
+    """Return the segments of x's rows for the weight, bias and shared gate of a backward.
 
-    Raise a ValueError if a segment, or its rows, lie along more than two axes.
+    Raise a ValueError if the rows of a segment, or the segments, lie along more than two axes.
     """
-    is_of_row = {name: _is_of_row(leading, own) for name, own in parameters.items()}
-    shared = {name: own for name, own in parameters.items() if not is_of_row[name]}
+    of_row = tuple(
+        name for name, own in parameters.items() if name != "gate" and is_of_row(leading, own)
+    )
+    shared = {name: own for name, own in parameters.items() if name not in of_row}
     apart = [any(flags) for flags in zip(*shared.values(), strict=True)] or [False] * len(leading)
     axes = list(zip(leading, contiguous_strides(leading), apart, strict=True))
     first = [(size, step) for size, step, is_apart in axes if is_apart]
@@ -69,9 +71,10 @@ def segments_of(leading: Shape, parameters: Mapping[str, Own]) -> Segments:
             name: tuple(flag for flag, is_apart in zip(own, apart, strict=True) if is_apart)
             for name, own in shared.items()
         },
-        of_row=tuple(name for name, flag in is_of_row.items() if flag),
+        of_row=of_row,
     )
 
 
-def _is_of_row(leading: Shape, own: Own) -> bool:
+def is_of_row(leading: Shape, own: Own) -> bool:
+    """Return whether no two rows of x share a row of a parameter."""
     return all(flag for flag, size in zip(own, leading, strict=True) if size != 1)

@@ -306,6 +306,7 @@ def normalize_backward(
     gate: SupportsDLPack | None = None,
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
+    branch: SupportsDLPack | None = None,
     x_dtype: DTypeLike | None = None,
     needs: Needs = NEEDS,
     out: NormGrads[SupportsDLPack | None] | None = None,
@@ -424,7 +425,15 @@ def normalize_backward(
         accumulate=accumulate,
     )
     inputs = backward_inputs(
-        dy, x, weight=weight, bias=bias, gate=gate, mean=mean, rstd=rstd, d_residual=d_residual
+        dy,
+        x,
+        weight=weight,
+        bias=bias,
+        gate=gate,
+        mean=mean,
+        rstd=rstd,
+        d_residual=d_residual,
+        branch=branch,
     )
     arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

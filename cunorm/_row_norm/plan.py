@@ -9,7 +9,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.calls import by_name, check_gradients, check_inputs, check_results
 from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
-from cunorm._core.dtypes import compute_type, numpy_dtype
+from cunorm._core.dtypes import DType, compute_type, numpy_dtype
 from cunorm._core.operands import Specs, arguments, dtypes_of, present
 from cunorm._core.param_grad import param_grad_call
 from cunorm._core.plan import (
@@ -22,12 +22,13 @@ from cunorm._core.plan import (
     SharedOutputs,
     Sizes,
 )
-from cunorm._core.tensor import OptionalSpecs, optional_dtype
+from cunorm._core.tensor import OptionalSpecs, TensorSpec, optional_dtype
 from cunorm._row_norm import launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
-from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes, RowKernel
+from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes
 from cunorm._row_norm.modulation import Segments
-from cunorm._row_norm.spec import CHECKS, RowBackwardSpec, RowForwardSpec
+from cunorm._row_norm.row_kernel import PARAMETERS, RowKernel
+from cunorm._row_norm.spec import CHECKS, RowBackwardSpec, RowForwardSpec, RowNormSpec
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
 
@@ -36,7 +37,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     inputs, given = by_name(ForwardTypes, specs)
     x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
-    geometry = row_geometry(spec.function, x, compute, spec.axis, spec.groups)
+    geometry = _geometry(spec, x, compute)
     spec.check_options(inputs)
     check_inputs(spec.function, ForwardTypes, inputs, geometry)
     _check_given(spec, inputs, given)
@@ -45,8 +46,8 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     formula = spec.formula(inputs, x.dtype, compute)
     types = ForwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    parameters = {name: inputs[name] for name in ("weight", "bias")}
-    kernel = RowKernel(types, geometry, operands, numbers, parameters=parameters)
+    parameters = {name: inputs[name] for name in PARAMETERS}
+    kernel = RowKernel(types, geometry, operands, numbers, given=parameters)
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
@@ -59,6 +60,11 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     shared = ((stream_slot, x_slot),) if keeps_x else ()
     bound = partial(workspace_bound, geometry, 0, None)
     return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
+
+
+def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
+    is_branch = spec.gate_position == "branch"
+    return row_geometry(spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch)
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
@@ -81,7 +87,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     x = present(inputs["x"])
     x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
     compute = compute_type(x.dtype, x_dtype)
-    geometry = row_geometry(function, x, compute, spec.axis, spec.groups)
+    geometry = _geometry(spec, x, compute)
     spec.check_options(inputs)
     if not spec.center:
         validate.absent(function, "mean", inputs["mean"], "center is False")
@@ -91,6 +97,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
             "centred"
         )
     check_inputs(function, BackwardTypes, inputs, geometry)
+    _check_branch(spec, inputs)
     check_gradients(spec, BackwardTypes, inputs, given)
     validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
@@ -103,11 +110,8 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     formula = formula._replace(center=reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
     numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
-    parameters = {name: inputs[name] for name in ("weight", "bias")}
-    accumulate = spec.accumulate
-    kernel = RowKernel(
-        types, geometry, operands, numbers, parameters=parameters, accumulate=accumulate
-    )
+    parameters, accumulate = {name: inputs[name] for name in PARAMETERS}, spec.accumulate
+    kernel = RowKernel(types, geometry, operands, numbers, given=parameters, accumulate=accumulate)
     count = len(inputs)
     aliases = {slot: tuple(range(count)) for slot in range(count, len(operands))}
     # If only one of dx and dresidual is written, it is returned as both.
@@ -121,6 +125,18 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
 
 
+def _check_branch(spec: RowBackwardSpec, inputs: Specs) -> None:
+    """Check that a branch is given if its gate has a wanted gradient, and only with a gate."""
+    function, branch = spec.function, inputs["branch"]
+    if inputs["gate"] is None or spec.gate_position != "branch":
+        validate.absent(function, "branch", branch, "there is no gate on the branch")
+    elif branch is None and "gate" in spec.needs:
+        raise ValueError(
+            f"{function}: branch is None, expected the x that the forward added to the stream, as "
+            "gate is in needs"
+        )
+
+
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
@@ -129,14 +145,16 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     are not in `is_read`: x, rstd and the mean.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
+    branch_gate = spec.gate_position == "branch"
     of_x = results["dx"] is not None or results["dresidual"] is not None
     needs_n = post_gate and dgate
     needs_dp = of_x or (dgate and not post_gate)
     needs_r = needs_dp or needs_n or results["dweight"] is not None
     is_read = {
         "dy": True,
-        "dresidual_out": of_x,
-        "gate": needs_r or post_gate,
+        "dresidual_out": of_x or (dgate and branch_gate),
+        "gate": of_x or dgate if branch_gate else needs_r or post_gate,
+        "branch": dgate,
         "weight": needs_dp or needs_n,
         "bias": needs_n,
     }
@@ -191,7 +209,7 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     cut, blocks_per_part = planned.cut, planned.blocks_per_part
 
     def sizes_of(rows: int) -> Sizes | None:
-        if kernel.has_rows:
+        if kernel.has_rows or kernel.segments is not None:
             return None
         parts, _, macros = cut(rows)
         if macros != own_macros:

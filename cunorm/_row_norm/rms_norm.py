@@ -198,6 +198,7 @@ def rms_norm_backward(
     gate: SupportsDLPack | None = None,
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
+    branch: SupportsDLPack | None = None,
     x_dtype: DTypeLike | None = None,
     needs: Needs = NEEDS,
     out: NormGrads[SupportsDLPack | None] | None = None,
@@ -236,6 +237,8 @@ def rms_norm_backward(
     scalars = backward_scalars(
         "rms_norm_backward", options, x_dtype=x_dtype, needs=needs, accumulate=accumulate
     )
-    inputs = backward_inputs(dy, x, weight=weight, gate=gate, rstd=rstd, d_residual=d_residual)
+    inputs = backward_inputs(
+        dy, x, weight=weight, gate=gate, rstd=rstd, d_residual=d_residual, branch=branch
+    )
     arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

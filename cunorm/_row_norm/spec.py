@@ -4,7 +4,7 @@
 import math
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promoted
@@ -12,18 +12,22 @@ from cunorm._core.memo import typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
-from cunorm._core.types import Need
+from cunorm._core.types import GatePosition, Need
 from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm.results import NormForward, NormGrads
 
 # mypy does not know that these are the literals of `Need`.
 NEEDS: tuple[Need, ...] = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))  # type: ignore[arg-type]
+GATE_POSITIONS: tuple[GatePosition, ...] = get_args(GatePosition)
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # The options with which published models use `rms_norm`.
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
     "Llama": {"round_before_weight": True},
 }
+
+
+_WITHOUT_BRANCH = ("rms_norm", "layer_norm", "normalize")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +51,7 @@ class RowNormSpec:
             center=self.center,
             activation=self.gate_activation if gate else "identity",
             pre_gate=gate and self.gate_position == "pre",
+            branch_gate=gate and self.gate_position == "branch",
             weight_offset=weight and self.weight_offset != 0.0,
             rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
         )
@@ -99,14 +104,24 @@ class RowForwardSpec(RowNormSpec):
         x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
         residual = dtypes["residual"]
         stream = residual or self.residual_dtype or dtypes["residual_out"]
+        is_gated = self.gate_position == "branch"
+        stream = x if is_gated and stream is None else stream
         own = promoted(x, weight) if self.round_before_weight and weight else x
         results = {"y": y or self.dtype or own}
-        if stream is not None and (residual is not None or stream is not x):
+        if stream is not None and (residual is not None or is_gated or stream is not x):
             results["residual_out"] = stream
         if self.saves:
             compute = compute_type(x, stream)
             results |= {"mean": compute, "rstd": compute} if self.center else {"rstd": compute}
         return results
+
+    def check_options(self, inputs: Specs) -> None:
+        RowNormSpec.check_options(self, inputs)  # super() fails in a dataclass with slots
+        if self.gate_position == "branch" and self.function in _WITHOUT_BRANCH:
+            raise ValueError(
+                f"{self.function}: gate_position is 'branch', expected 'pre' or 'post': a branch "
+                f"is what add_{self.function} adds to the stream"
+            )
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -133,12 +148,13 @@ class RowBackwardSpec(RowNormSpec):
         """
         x = present(dtypes["x"])
         dx, results = self.x_dtype or dtypes["dx"] or x, {}
-        if "x" in self.needs and (dx is not x or dtypes["dresidual"] is None):
+        are_two = dx is not x or (self.gate_position == "branch" and dtypes["gate"] is not None)
+        if "x" in self.needs and (are_two or dtypes["dresidual"] is None):
             results["dx"] = dx
         for name in self.needs:
             if name != "x" and (operand := dtypes[name]) is not None:
                 results[f"d{name}"] = operand
-        if "x" in self.needs and dx is not x:
+        if "x" in self.needs and are_two:
             results["dresidual"] = x
         return results
 
@@ -209,7 +225,7 @@ CHECKS: Checks = {
     "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 becomes 0.0
     "round_before_weight": validate.flag,
     "gate_activation": validate.activation,
-    "gate_position": partial(validate.choice, allowed=("pre", "post")),
+    "gate_position": partial(validate.choice, allowed=GATE_POSITIONS),
     "center": validate.flag,
     "c": lambda function, _, c: (
         c and validate.finite(function, "c", c[0], "a finite number or None")

@@ -137,7 +137,7 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
         x = dtype_of(spec.function, "x", note.dtype)
         of_backward = backward_spec(norm.backward, spec, x, tuple(sorted(needs)))
         arrays = {"dy": dy, "d_residual": d_residual, **arrays}
-        inputs = [arrays[name] for name in norm.backward.inputs]
+        inputs = [arrays.get(name) for name in norm.backward.inputs]
         gradients = _ffi.run(norm.backward, of_backward, inputs)
     elif d_residual is not None:  # of the results, only the stream was used
         gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}

@@ -40,7 +40,7 @@ struct ColumnSums {
 
   ColumnSums(C* all_sums, const Walk<B>& walk, bool few_rows) {
     const index_t pitch = sum_pitch(walk.width * walk.share.groups);
-    sums = all_sums + walk.share.part * 2 * pitch + walk.share.group * walk.width;
+    sums = all_sums + walk.share.part() * 2 * pitch + walk.share.group * walk.width;
     recent = few_rows ? sums : sums + pitch;
   }
 
@@ -104,15 +104,17 @@ struct ParamSums {
 
   ColumnSums<B, B::dweight> dweight;
   ColumnSums<B, B::dbias> dbias;
+  ColumnSums<B, B::dgate_sums> dgate;
   int rows = 0;
 
   template <class Arguments>
   ParamSums(const Arguments& arguments, const Walk<B>& walk, SharedMemory&)
       : dweight(arguments.dweight_sums, walk, few(walk)),
-        dbias(arguments.dbias_sums, walk, few(walk)) {}
+        dbias(arguments.dbias_sums, walk, few(walk)),
+        dgate(dgate_sums_of<B>(arguments), walk, few(walk)) {}
 
   void end_rows(const Walk<B>& walk, int count) {
-    dweight.recent_begun = dbias.recent_begun = true;
+    dweight.recent_begun = dbias.recent_begun = dgate.recent_begun = true;
     rows += count;
     if (rows == run_rows) finish(walk);
   }
@@ -120,6 +122,7 @@ struct ParamSums {
     if (rows == 0) return;
     dweight.end_run(walk);
     dbias.end_run(walk);
+    dgate.end_run(walk);
     rows = 0;
   }
 
@@ -145,9 +148,12 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
       chunk.for_each_pack([&](auto at) {
         auto dweight = sums.dweight.open(at);
         auto dbias = sums.dbias.open(at);
-        for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
+        auto dgate = sums.dgate.open(at);
+        Adders<decltype(dweight), decltype(dbias), decltype(dgate)> adders{dweight, dbias, dgate};
+        for (int i = 0; i < count; ++i) write(found[i], at, adders);
         sums.dweight.close(at, dweight);
         sums.dbias.close(at, dbias);
+        sums.dgate.close(at, dgate);
       });
     });
     sums.end_rows(walk, count);

@@ -60,6 +60,24 @@ struct RowPacks<B, absent, once> {
   }
 };
 
+// One number for each row, in place of an operand's packs.
+template <class B, class T>
+struct ScalarPacks {
+  EqualItems<B> items;
+
+  explicit ScalarPacks(InputRow<const T> row)
+      : items{broadcast<B>(convert<typename B::compute_t>(*row.data))} {}
+
+  template <class Chunk>
+  void load(const Chunk&) {}
+  template <class At>
+  EqualItems<B> operator[](At) const {
+    return items;
+  }
+};
+template <class B, class T, bool once = false>
+using GatePacks = either<B::scalar_gate, ScalarPacks<B, T>, RowPacks<B, T, once>>;
+
 template <class B, class T, class At>
 inline LoadedPack<B, T> load_at(const T* row, At at) {
   return {row + at.column};

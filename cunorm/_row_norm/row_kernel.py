@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""A row norm's kernel with its operands: its argument struct, and the macros of their layouts."""
+
+from dataclasses import replace
+
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
+from cunorm._core.calls import Kernel
+from cunorm._core.operands import Kind, Specs, names_of, type_macros
+from cunorm._core.param_grad import Offsets, Parts
+from cunorm._core.plan import Alignments
+from cunorm._core.tensor import SINGLE_ROW, RowLayout, optional_dtype
+from cunorm._row_norm.geometry import Geometry, RowShape
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
+from cunorm._row_norm.modulation import Segments
+
+PARAMETERS = ("weight", "bias")
+
+
+class RowKernel(Kernel[RowTypes, Geometry]):
+    """A row norm's kernel with its operands."""
+
+    def __init__(
+        self,
+        types: RowTypes,
+        geometry: Geometry,
+        operands: Specs,
+        numbers: tuple[float, ...],
+        *,
+        given: Specs,  # weight and bias, even if the kernel does not read them
+        accumulate: bool = False,
+    ) -> None:
+        self.segments: Segments | None = None  # of a backward with several rows of a parameter
+        self.own: tuple[str, ...] = ()  # the gradients of parameters that the row's kernel writes
+        row = geometry.shape_of(Kind.PARAMETER)
+        self.has_rows = any(spec.shape != row for spec in given.values() if spec)
+        if isinstance(types, BackwardTypes):
+            types = self._with_segments(types, geometry, operands, given)
+        super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
+        self.branch = self.layouts.pop("branch", SINGLE_ROW)
+        self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]
+        if isinstance(types, BackwardTypes) and types.dgate_sums:
+            scalar = geometry.is_scalar(operands["gate"])
+            dgate = optional_dtype(operands["dgate"])
+            self.params = self.params._replace(dgate=dgate, scalar_gate=scalar)
+        if self.has_rows:
+            self.parameter_layouts = {
+                name: geometry.layout_of_input(operands[name]) for name in PARAMETERS
+            }
+
+    def _with_segments(
+        self, types: BackwardTypes, geometry: Geometry, operands: Specs, given: Specs
+    ) -> BackwardTypes:
+        """Find the segments, and return the types with the gradients that rows write or add up."""
+        branch, gate, dgate = (operands[name] for name in ("branch", "gate", "dgate"))
+        if branch is None and not self.has_rows:
+            return types
+        if branch is not None and not geometry.is_of_row(gate):
+            given = given | {"gate": gate}
+            types = replace(types, dgate=None, dgate_sums=dgate is not None)
+        self.segments = geometry.segments(given)
+        of_row = [f"d{name}" for name in self.segments.of_row]
+        self.own = tuple(name for name in of_row if operands[name] is not None)
+        own = {f"own_{name}": optional_dtype(operands[name]) for name in self.own}
+        own |= {"branch": optional_dtype(branch)}
+        return replace(types, **dict.fromkeys(self.own, False), **own)  # type: ignore[arg-type]
+
+    def macros(self, *, is_cpu: bool) -> Macros:
+        """Return the macros of a build whose weight, bias or gate lies otherwise than usual."""
+        types, segments, found = self.types, self.segments, []
+        if types.formula.branch_gate:
+            axes = self.layouts["gate"].axes
+            found = [
+                ("BRANCH_GATE", "true"),
+                ("SCALAR_GATE", cuda_bool(self.geometry.is_scalar(self._operands["gate"]))),
+                ("GATE_AXES", "3" if is_cpu else str(axes)),
+            ]
+        if self.has_rows:
+            axes = max(RowLayout(*one).axes for one in self.parameter_layouts.values())
+            found.append(("PARAMETER_AXES", "3" if is_cpu else str(axes)))
+        if segments is None or not isinstance(types, BackwardTypes):
+            return tuple(found)
+        reads_own = any(getattr(types, name) for name in segments.of_row)
+        return (
+            *found,
+            ("SEGMENT_AXES", "2" if is_cpu else str(segments.axes)),
+            ("OWN_PARAMETERS", cuda_bool(reads_own)),
+            *type_macros(types, "own_dweight", "own_dbias"),
+            ("ACCUMULATE", cuda_bool(bool(self.own) and self.params.accumulate)),
+            *type_macros(types, "branch"),
+            ("DGATE_SUMS", cuda_bool(types.dgate_sums)),
+        )
+
+    @property
+    def shape(self) -> RowShape:
+        """Return the shape of the rows of a segment, or of all rows."""
+        rows = self.geometry.rows
+        return rows if self.segments is None else rows._replace(rows=self.segments.rows)
+
+    def parts(self, parts: int) -> tuple[Parts | None, ...]:
+        """Return, for param_grad, which rows of sums each gradient adds up, if there are segments.
+
+        A segment has `parts` rows of sums.
+        """
+        segments, params = self.segments, self.params
+        if segments is None:
+            return ()
+        wanted = {"weight": params.dweight, "bias": params.dbias, "gate": params.dgate}
+        return tuple(
+            None if dtype is None else segments.parts_of(name, parts)
+            for name, dtype in wanted.items()
+        )
+
+    def args(self, sums: Offsets) -> KernelArgs:
+        """Return the bytes of `struct Arguments`."""
+        writer = ArgsWriter(self.slots)
+        if self.segments is not None:
+            self._write_segments(writer, self.segments, sums)
+        self.write_args(writer, sums)
+        rows, width, groups = self.shape
+        writer.sized(rows)
+        writer.integers(groups, width)
+        return writer.finish(numbers_of(self.types.compute, self.numbers))
+
+    def _write_segments(self, writer: ArgsWriter, segments: Segments, sums: Offsets) -> None:
+        """Write `struct SegmentArguments`."""
+        writer.integers(segments.number, *segments.first, *segments.inside)
+        for name in ("dweight", "dbias"):
+            writer.pointer(name if name in self.own else "")
+            writer.integers(*SINGLE_ROW._replace(inner_stride=self.geometry.rows.width))
+        writer.pointer("branch")
+        writer.integers(*self.branch)
+        writer.pointers_into_workspace(sums[2:])
+
+    def sums(self, sums_size: int) -> Offsets:
+        """Return the offsets of the sums for dweight, dbias and dgate, of `sums_size` elements."""
+        types = self.types
+        if isinstance(types, ForwardTypes):
+            return None, None, None
+        size = sums_size * types.compute.itemsize
+        wanted = (types.dweight, types.dbias, types.dgate_sums)
+        return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
+
+    def access(self, alignments: Alignments) -> int:
+        parameters = names_of(self.types.inputs, Kind.PARAMETER)
+        strides: dict[str, tuple[int, ...]] = dict.fromkeys((*parameters, *self.own), ())
+        layouts = self.layouts | self.parameter_layouts | {"branch": self.branch}
+        strides |= {name: RowLayout(*layout).strides for name, layout in layouts.items()}
+        return self.access_to(self.geometry.rows.width, strides, alignments)
