@@ -68,6 +68,11 @@ def check_rms_norm(module: Any) -> None:
     dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
     options, eps = RowOptions(-1, groups, **given), 0.0 if module.eps is None else module.eps
     parse(ROW_FORWARD, forward_scalars(kind, options, eps, None, dtype))
+    if options.gate_position == "branch":
+        raise ValueError(
+            f"{kind}: gate_position is 'branch', expected 'pre' or 'post': a module with a gate has "
+            "no stream; add_rms_norm has one"
+        )
     if module.weight_offset and not module.elementwise_affine:
         raise ValueError(
             f"{kind}: weight_offset is {module.weight_offset}, expected 0.0 as "

@@ -48,8 +48,7 @@ class OpPair:
         self._pick_saved = itemgetter(*map(names.index, self._saved))
         # The index of each input of the backward in [*gradients of results, *saved arrays].
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
-        found = [*gradients, *self._saved, "branch"]
-        self._pick_inputs = itemgetter(*map(found.index, reads))
+        self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
         self._stream_slots = [
             slot for slot, name in enumerate(forward.inputs) if name in ("x", "residual")
         ]
@@ -103,7 +102,7 @@ class OpPair:
             )
         else:
             gradients = (dy, dresidual_out) if self.is_rows else (dy,)
-            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors, None))
+            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors))
             spec = _spec_of_gradients(self, ctx.spec, ctx.x_dtype, wanted)
             found = dict(zip(self.operands, run(spec, arrays), strict=True))
         inputs = zip(self.forward.inputs, wanted, strict=True)
