@@ -70,8 +70,8 @@ def check_rms_norm(module: Any) -> None:
     parse(ROW_FORWARD, forward_scalars(kind, options, eps, None, dtype))
     if options.gate_position == "branch":
         raise ValueError(
-            f"{kind}: gate_position is 'branch', expected 'pre' or 'post': a module with a gate has "
-            "no stream; add_rms_norm has one"
+            f"{kind}: gate_position is 'branch', expected 'pre' or 'post': it has no residual "
+            "stream, as add_rms_norm has"
         )
     if module.weight_offset and not module.elementwise_affine:
         raise ValueError(

@@ -27,6 +27,16 @@ ROWS = {  # the function, its operands besides x, and its options
     "add_rms_norm": ("add_rms_norm", "residual weight", {}),
     "a new stream": ("add_rms_norm", "weight", {}),
     "add_layer_norm": ("add_layer_norm", "residual weight bias", {}),
+    "a gated branch": (
+        "add_layer_norm",
+        "residual weight bias gate",
+        {"gate_activation": "tanh", "gate_position": "branch"},
+    ),
+    "a branch with a number": (
+        "add_rms_norm",
+        "weight gate",
+        {"gate_activation": "identity", "gate_position": "branch"},
+    ),
     "add_normalize": ("add_normalize", "residual weight bias gate", {"c": 0.5} | PRE),
 } | {
     f"{activation} gate": (
@@ -49,6 +59,8 @@ CASES = ROWS | GROUPS
 SHAPES = {  # of operands that vary over rows, or of the gate of a branch
     "modulated": {"weight": (2, 1, 6), "bias": (4, 6)},
     "the next residual": {"bias": SHAPE},
+    "a gated branch": {"gate": (2, 1, 6)},
+    "a branch with a number": {"weight": (4, 6), "gate": (2, 1, 1)},
 }
 
 
