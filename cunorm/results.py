@@ -72,7 +72,8 @@ class GroupNormForward(NamedTuple, Generic[T_co]):
 class GroupNormGrads(NamedTuple, Generic[T_co]):
     """The results of `group_norm_backward`: one gradient per operand, or None.
 
-    dx has x's shape; dweight and dbias have shape ``(C,)``.
+    dx has x's shape; dweight and dbias have the shape of their parameter, ``(C,)``, ``(1, C)`` or
+    ``(N, C)``.
     """
 
     dx: T_co = None  # type: ignore[assignment]

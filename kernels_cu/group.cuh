@@ -54,6 +54,35 @@ struct Lines {
   }
 };
 
+// Whether weight or bias may differ from sample to sample.
+#ifndef SAMPLE_PARAMETERS
+#define SAMPLE_PARAMETERS false
+#endif
+
+// Where a parameter is: a row of channels for all samples, or rows that are a stride apart.
+template <class T>
+struct SampleRows {
+  T* data;
+  index_t sample_stride;  // in elements; 0: all samples share one row
+};
+template <class T>
+using Parameter = either<SAMPLE_PARAMETERS, SampleRows<T>, T*>;
+
+// The row of a parameter that the sample of a strip has.
+template <class T, class Strip>
+__device__ inline T* row_of(T* parameter, const Strip&) {
+  return parameter;
+}
+template <class T, class Strip>
+__device__ inline T* row_of(const SampleRows<T>& parameter, const Strip& strip) {
+  return parameter.data + strip.whole_sample() * parameter.sample_stride;
+}
+// Loads a parameter of a strip's channels.
+template <class P, class Strip>
+__device__ inline auto parameter_of(const P& parameter, const Strip& strip) {
+  return strip.parameter(row_of(parameter, strip));
+}
+
 // The sizes of a sample, and the number of parts into which its positions are cut.
 struct Sizes {
   index_t samples, first_sample;  // samples of the launch; index of the first

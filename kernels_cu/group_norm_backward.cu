@@ -6,7 +6,7 @@
 //   r  = (p - correction) * rstd,   correction = mean of p over a group
 //   a  = mean of weight * h,   b = mean of weight * h * r    over a group
 //   dx = rstd * (weight * h - a - r * b)
-//   dbias = sum of h,   dweight = sum of h * r       over samples and positions
+//   dbias = sum of h,   dweight = sum of h * r       over positions and samples that share a row
 //
 // The saved mean is rounded; the correction removes its rounding error from r.
 //
@@ -30,8 +30,8 @@ struct Arguments {
   Lines<const typename B::dy_t> dy;
   Lines<const typename B::x_t> x;
   Lines<typename B::dx_t> dx;
-  const typename B::weight_t* weight;
-  const typename B::bias_t* bias;
+  Parameter<const typename B::weight_t> weight;
+  Parameter<const typename B::bias_t> bias;
   const typename B::compute_t *mean, *rstd;
   typename B::compute_t* dweight_sums;  // for each part of each sample, a row of channels
   typename B::compute_t* dbias_sums;    // like dweight_sums; also needed for dweight
@@ -80,8 +80,8 @@ __device__ inline Channels<B> channels_of(const Arguments<B>& arguments, const I
   const auto of_groups = [&](const typename B::compute_t* statistic) {
     return strip.of_groups([&](auto group) { return statistic[strip.index_of(group)]; });
   };
-  const auto bias = strip.parameter(arguments.bias);
-  const auto factor = weighted<B>(of_groups(arguments.rstd), strip.parameter(arguments.weight));
+  const auto bias = parameter_of(arguments.bias, strip);
+  const auto factor = weighted<B>(of_groups(arguments.rstd), parameter_of(arguments.weight, strip));
   return {inputs, of_groups(arguments.mean), factor, bias};
 }
 
@@ -95,7 +95,7 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Strip& str
       sums[SumP].add(item, p);
     });
   });
-  team.hand_on(strip, found, arguments.weight);
+  team.hand_on(strip, found, row_of(arguments.weight, strip));
   const index_t row = strip.row_of_sums();
   if constexpr (B::dweight) team.store(strip, found, SumHP, arguments.dweight_sums + row);
   if constexpr (B::dweight || B::dbias) team.store(strip, found, SumH, arguments.dbias_sums + row);

@@ -22,8 +22,8 @@ template <class B>
 struct Arguments {
   Lines<const typename B::x_t> x;
   Lines<typename B::y_t> y;
-  const typename B::weight_t* weight;
-  const typename B::bias_t* bias;
+  Parameter<const typename B::weight_t> weight;
+  Parameter<const typename B::bias_t> bias;
   typename B::compute_t *mean, *rstd;  // null if not wanted
   typename B::compute_t* handed_on;
   Sizes sizes;
@@ -125,9 +125,9 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   // Load.
   const TilePacks<Build, Build::x_t> x(memory, tile, arguments.x);
   const auto weight =
-      tile.of_strips([&](const auto& strip) { return strip.parameter(arguments.weight); });
+      tile.of_strips([&](const auto& strip) { return parameter_of(arguments.weight, strip); });
   const auto bias =
-      tile.of_strips([&](const auto& strip) { return strip.parameter(arguments.bias); });
+      tile.of_strips([&](const auto& strip) { return parameter_of(arguments.bias, strip); });
 
   // Reduce: the tile's moments.
   const GroupTeam<Build> team(tile, scratch, arguments.handed_on);

@@ -146,14 +146,6 @@ __device__ inline Item<B> read(const EqualItems<B>& items, At) {
   return items.item;
 }
 
-// The sums of a pack of columns.
-template <class Dweight, class Dbias, class Dgate>
-struct Adders {
-  Dweight& dweight;
-  Dbias& dbias;
-  Dgate& dgate;
-};
-
 template <class B, class Arguments>
 __device__ inline typename B::compute_t* dgate_sums_of(const Arguments& arguments) {
   if constexpr (B::dgate_sums) return arguments.dgate_sums;

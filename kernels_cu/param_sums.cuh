@@ -165,14 +165,13 @@ struct ParamSums {
         dbias(arguments.dbias_sums, walk.share, memory),
         dgate(dgate_sums_of<B>(arguments), walk.share, memory) {}
 
-  // Calls add(adders) with the sums of a pack of columns.
+  // Calls add(dweight, dbias, dgate) with the sums of a pack of columns.
   template <class Add>
   __device__ void add(const PackAt<B>& at, Add add) {
     auto&& to_dweight = dweight.open(at);
     auto&& to_dbias = dbias.open(at);
     auto&& to_dgate = dgate.open(at);
-    Adders adders{to_dweight, to_dbias, to_dgate};
-    add(adders);
+    add(to_dweight, to_dbias, to_dgate);
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);
     dgate.close(at, to_dgate);
@@ -201,7 +200,7 @@ struct ParamSums {
 };
 
 // For each streamed row, calls found = find(row). Then, for each chunk, it calls reload(found,
-// chunk), and write(found, at, adders) for each pack; write adds to the sums.
+// chunk), and write(found, at, dweight, dbias, dgate) for each pack; write adds to the sums.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {
@@ -210,7 +209,7 @@ __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Fin
     row.for_each_chunk_in_second_pass([&](const auto& chunk) {
       reload(found, chunk);
       chunk.for_each_pack(
-          [&](auto at) { sums.add(at, [&](auto& adders) { write(found, at, adders); }); });
+          [&](auto at) { sums.add(at, [&](auto&... to_sums) { write(found, at, to_sums...); }); });
     });
     sums.end_row(walk);
   });

@@ -95,8 +95,8 @@ struct Row {
 
   __device__ Row after(int rows) const { return walk.row(number + rows); }
 
-  template <class T>
-  __device__ T* of(const Rows<T>& operand) const {
+  template <class T, int axes>
+  __device__ T* of(const Rows<T, axes>& operand) const {
     return operand.at(index);
   }
 

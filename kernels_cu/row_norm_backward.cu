@@ -207,6 +207,14 @@ struct BackwardRow {
       return static_cast<const absent*>(nullptr);
   }
 
+  // Returns a pack of the gate, if it is needed.
+  template <bool needed, class At>
+  __device__ auto gate_if(At at) const {
+    if constexpr (needed)
+      return gate[at];
+    else
+      return absent{};
+  }
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
@@ -227,9 +235,10 @@ struct BackwardRow {
                                 const Parameters<B>& parameters) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
+    const auto gate_pack = gate_if<!B::branch_gate>(at);
     GatePack<B> gates;
-    if constexpr (!B::branch_gate) gates = this->gates(at);
     for_each_item<B>(at, [&](auto item) {
+      if constexpr (!B::branch_gate) gates.item[item.index] = gate_at<B>(gate_pack, item);
       const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
       const auto p = clear_outside<B>(shifted(gated.p), item);
       if constexpr (B::center) sums[SumP].add(item, p);
@@ -262,9 +271,9 @@ struct BackwardRow {
   }
 
   // Writes the gradients of a pack, and adds to those that are sums.
-  template <class At, class Gates, class Adders>
+  template <class At, class Gates, class Dweight, class Dbias, class Dgate>
   __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters,
-                        Adders& sums) const {
+                        Dweight& dweight, Dbias& dbias, Dgate& dgate_sums) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
     const auto dresidual_out_pack = dresidual_out[at];
@@ -282,8 +291,8 @@ struct BackwardRow {
       auto q = shifted(gated.p);
       if constexpr (B::center) q -= correction;
       const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
-      sums.dweight.add_product(item, gated.dn, rounded);
-      sums.dbias.add(item, gated.dn);
+      dweight.add_product(item, gated.dn, rounded);
+      dbias.add(item, gated.dn);
       own_dweight.add(item, gated.dn * rounded);
       own_dbias.add(item, gated.dn);
       auto dp = gated.dn;
@@ -292,12 +301,12 @@ struct BackwardRow {
       auto ds = dp;
       if constexpr (B::pre_gate) ds *= activated.value;
       if constexpr (present<typename B::dresidual_out_t>) ds += read<B>(dresidual_out_pack, item);
-      if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::dx_t>)
         ::write(dx, item, B::branch_gate ? ds * activated.value : ds);
+      if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::branch_t>) {
         const auto slope = activated.derivative * ds, v = read<B>(branch_pack, item);
-        sums.dgate.add_product(item, slope, v);
+        dgate_sums.add_product(item, slope, v);
         if constexpr (present<typename B::dgate_t>) ::write(dgate, item, slope * v);
       }
       if constexpr (present<typename B::dgate_t> && B::pre_gate)
@@ -416,7 +425,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
 
     // Store. Gates are recomputed: two numbers per item would take too many registers.
     columns.for_each_pack([&](auto at) {
-      sums.add(at, [&](auto& adders) { row.write(at, row.gates(at), parameters, adders); });
+      sums.add(at, [&](auto&... to_sums) { row.write(at, row.gates(at), parameters, to_sums...); });
     });
     sums.end_row(walk);
   });

@@ -42,9 +42,9 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
     row.load_rest(chunk);
     row.parameters(shared).load(chunk);
   };
-  const auto write = [&](auto& row, auto at, auto& adders) {
+  const auto write = [&](auto& row, auto at, auto&... to_sums) {
     row.write(at, row.gates_held.held_or(at, [&] { return row.gates(at); }), row.parameters(shared),
-              adders);
+              to_sums...);
   };
   for_each_row(walk, sums, find, reload, write);
 }

@@ -79,9 +79,17 @@ class CallGeometry(ABC):
     def hint(self, kind: Kind) -> str:
         """Return the end of the error for a wrong shape, which says what the shape has to match."""
 
+    def remedies(self, argument: str, shape: Shape) -> list[str]:
+        """Return what a caller may do about a wrong shape, for the error."""
+        return []
+
     @abstractmethod
     def layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
         """Return where the lines of an array like x are; None if kernels cannot follow them."""
+
+    def parameter_layout(self, spec: TensorSpec) -> tuple[int, ...] | None:
+        """Return where the rows of a parameter are; None if kernels cannot follow them."""
+        return self.layout(spec)
 
     @abstractmethod
     def check_output(
@@ -123,11 +131,17 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
     is_positional = argument in ("residual", "weight", "bias")
-    remedies = []
+    remedies = geometry.remedies(argument, shape)
     if function.startswith("add_") and is_positional and shape in (x, row):
         remedies.append(f"the order is {function}(x, residual, weight, ...)")
     if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
         remedies.append(f"the order is {function}(dy, x, ...)")
+    of_rows = hasattr(geometry, "leading_axes")
+    if argument in ("weight", "bias") and of_rows and shape == x[-len(shape) :]:
+        remedies.append(f"pass axis=-{len(shape)} for rows of this shape, of one statistic each")
+    if argument in ("weight", "bias") and len(shape) > len(row) == 1 and prod(shape) == row[0]:
+        heads = f", with groups={shape[0]} for a statistic of each head" if of_rows else ""
+        remedies.append(f"pass {argument}.reshape(-1){heads if shape[0] > 1 else ''}")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
         remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
     return ": " + ", or ".join(remedies) if remedies else ""
@@ -299,7 +313,6 @@ class Kernel(Generic[TypesT, GeometryT]):
             if spec and self._is_copied(slot, spec):
                 copies.append(InputCopy(number, geometry.copy_axes if is_like_x else None))
         specs = tuple((self._operands | inputs).values())
-        has_work = prod(geometry.shape) or self.params.outputs
         return Plan(
             specs=specs,
             outputs=outputs,
@@ -308,10 +321,12 @@ class Kernel(Generic[TypesT, GeometryT]):
             shared=shared,
             lower=partial(lower, self),
             workspace_bound=workspace_bound,
-            is_empty=not (has_work and any(specs[len(inputs) :])),
+            is_empty=not any(spec and prod(spec.shape) for spec in specs[len(inputs) :]),
         )
 
     def _is_copied(self, slot: Slot, spec: TensorSpec) -> bool:
         """Return whether kernels cannot follow an input's strides."""
-        has_layout = slot.kind is Kind.LIKE_X or slot.name in self.parameter_layouts
-        return (self.geometry.layout(spec) if has_layout else WHOLE.layout(spec)) is None
+        if slot.name in self.parameter_layouts:
+            return self.geometry.parameter_layout(spec) is None
+        layout_of = self.geometry.layout if slot.kind is Kind.LIKE_X else WHOLE.layout
+        return layout_of(spec) is None

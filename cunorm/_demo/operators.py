@@ -144,6 +144,7 @@ class Operator:
     def operands(self, rows: Operands) -> dict[str, Any]:
         names = {"dy", *signature(getattr(cunorm, self.name)).parameters}
         names |= {"d_residual"} if "residual" in names else set()
+        names -= {"bias"} if "rms_norm" in self.name else set()
         names -= {"gate"} if "gate_position" not in self.options else set()
         operands = {name: array for name, array in rows.items() if name in names}
         if self.base == "group_norm":  # the rows are the positions of at most 16 samples

@@ -28,7 +28,7 @@ def group_norm(
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
     The mean is over all positions of a sample and all channels of a group. Each channel has its own
-    weight and bias. g is the activation::
+    weight and bias, which may also differ from sample to sample. g is the activation::
 
         n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
         y = g(n)
@@ -45,7 +45,9 @@ def group_norm(
     num_groups : int
         The number of groups of neighbouring channels, a divisor of C.
     weight, bias : array, optional
-        They have shape ``(C,)``, and each has any of the four dtypes. All arrays are on one device.
+        Each has shape ``(C,)`` or, as in AdaGN and FiLM, a row for each sample, ``(N, C)``; ``(1,
+        C)`` is the same as ``(C,)``. Rows may be views, as those of a chunk; only if a row is not
+        contiguous, it is copied. Each has any of the four dtypes. All arrays are on one device.
     eps : float, optional
         The number, at least 0, that is added to the variance, in the unit of x squared.
     activation : str, optional
@@ -102,6 +104,15 @@ def group_norm(
     >>> image = x.reshape(1, 2, 3, 4)
     >>> cunorm.group_norm(image, 1, activation="relu", channel_axis=1)[0, 1, :, 3].round(2)
     array([0.51, 1.08, 1.66], dtype=float32)
+
+    A layer of a network has made a scale and a shift for each sample. There is no weight_offset, so
+    the weight is 1 + scale:
+
+    >>> embedding = np.array([[0, 1, 2, 3, 0, 0, 5, 5], [0] * 8], dtype=np.float32)
+    >>> scale, shift = np.split(embedding, 2, axis=1)  # each of shape (2, 4)
+    >>> cunorm.group_norm(x, 2, 1 + scale, shift, activation="silu")[:, 2].round(2)
+    array([[ 0.79,  2.56,  8.18, 10.45],
+           [ 0.79,  1.08,  0.79,  1.08]], dtype=float32)
     """
     scalars = forward_scalars("group_norm", num_groups, activation, channel_axis, eps, dtype)
     inputs = forward_inputs(x, weight=weight, bias=bias)
@@ -230,6 +241,8 @@ def group_norm_backward(
         dweight = sum over samples and positions of h * r
         dbias = sum over samples and positions of h
 
+    If weight or bias has a row for each sample, so has its gradient: the sum over the positions.
+
     Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm). Here the sums
     have x - mean in place of x, so they do not cancel where the mean is large.
 
@@ -252,8 +265,8 @@ def group_norm_backward(
     Returns
     -------
     GroupNormGrads
-        ``dx`` has x's dtype and memory layout. ``dweight`` and ``dbias`` have the dtype of their
-        parameter. A field is None if its operand is absent or its gradient is not wanted.
+        ``dx`` has x's dtype and memory layout. ``dweight`` and ``dbias`` have the shape and dtype
+        of their parameter. A field is None if its operand is absent or its gradient not wanted.
 
     Raises
     ------
@@ -263,7 +276,8 @@ def group_norm_backward(
     Notes
     -----
     Rounding: as in `group_norm`, once on each store. The rounding error of the mean is measured on
-    x and removed, but n keeps it. All results repeat bit for bit. No sample changes another's dx.
+    x and removed, but n keeps it. All results repeat bit for bit. No sample changes another's dx,
+    or another's row of dweight and dbias.
 
     Examples
     --------

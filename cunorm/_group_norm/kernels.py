@@ -2,14 +2,14 @@
 """The kernels of group norms: the macros of their builds, and their argument structs."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, names_of
-from cunorm._core.param_grad import Offsets
+from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, Specs, names_of
+from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
 from cunorm._group_norm.layout import GroupGeometry
@@ -46,6 +46,7 @@ class GroupTypes(KernelTypes):
 
     x: DType
     activation: str = "identity"
+    sample_parameters: bool = False  # weight or bias may differ from sample to sample
 
     @property
     def loaded(self) -> list[DType]:
@@ -57,7 +58,8 @@ class GroupTypes(KernelTypes):
         return getattr(self, name)  # type: ignore[no-any-return]
 
     def macros(self) -> Macros:
-        return (*super().macros(), ("ACTIVATION", self.activation))
+        macros = (*super().macros(), ("ACTIVATION", self.activation))
+        return (*macros, ("SAMPLE_PARAMETERS", "true")) if self.sample_parameters else macros
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,33 @@ class GroupBackwardTypes(GroupTypes):
 class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
     """A group norm's kernel with its operands; `numbers` has the eps of a forward."""
 
+    def __init__(
+        self,
+        types: GroupTypes,
+        geometry: GroupGeometry,
+        operands: Specs,
+        numbers: tuple[float, ...] = (),
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        parameters = {name: operands[name] for name in names_of(types.inputs, Kind.PARAMETER)}
+        has_rows = any(spec and len(spec.shape) == 2 for spec in parameters.values())
+        types = replace(types, sample_parameters=has_rows)
+        super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
+        if has_rows:
+            layout = geometry.layout_of_parameter
+            self.parameter_layouts = {name: layout(spec) for name, spec in parameters.items()}
+
+    def parts(self, parts: int) -> tuple[Parts | None, ...]:
+        """Return, for param_grad, which rows of sums each gradient adds up; empty: all rows.
+
+        A sample has `parts` rows of sums.
+        """
+        gradients = [self._operands.get(name) for name in ("dweight", "dbias")]
+        if all(spec is None or len(spec.shape) == 1 for spec in gradients):
+            return ()
+        return (*(spec and self.geometry.parts_of(spec.shape, parts) for spec in gradients), None)
+
     def args(
         self, count: int, first: int, part_positions: int, parts: int, sums: Offsets
     ) -> KernelArgs:
@@ -98,4 +127,5 @@ class GroupKernel(Kernel[GroupTypes, GroupGeometry]):
         if not sizes.channels_last:
             return self.access_to(sizes.positions, strides, alignments)
         strides |= dict.fromkeys(names_of(self.types.inputs, Kind.PARAMETER), ())
+        strides |= self.parameter_layouts
         return self.access_to(sizes.channels, strides, alignments)

@@ -8,8 +8,17 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry, check_operand
 from cunorm._core.dtypes import DType, compute_type
-from cunorm._core.operands import Kind, Slot
-from cunorm._core.tensor import WHOLE, Shape, TensorSpec, collapsed, is_contiguous
+from cunorm._core.operands import Kind, Slot, present
+from cunorm._core.param_grad import Parts, axes_map
+from cunorm._core.tensor import (
+    WHOLE,
+    OptionalSpec,
+    RowAxes,
+    Shape,
+    TensorSpec,
+    collapsed,
+    is_contiguous,
+)
 
 LINE = 16  # rows of channels are padded to a multiple of so many elements
 _LIMIT = 2**31
@@ -60,15 +69,46 @@ class GroupGeometry(CallGeometry):
             return (self.sizes.samples, self.sizes.groups)
         return self.shape if kind is Kind.LIKE_X else (self.sizes.channels,)
 
+    def fits(self, slot: Slot, shape: Shape) -> bool:
+        if slot.kind is not Kind.PARAMETER:
+            return super().fits(slot, shape)
+        samples, channels = self.sizes.samples, self.sizes.channels
+        return shape in ((channels,), (1, channels), (samples, channels))
+
     def hint(self, kind: Kind) -> str:
         if kind is Kind.PARAMETER:
             channel = self.axes[-1 if self.sizes.channels_last else 1]
-            return f", one for each channel, {_size_of(channel, len(self.shape))}"
+            own = (self.sizes.samples, self.sizes.channels)
+            per_channel = f", one for each channel, {_size_of(channel, len(self.shape))}"
+            return f"{per_channel}, or {own}, a row for each sample"
         like_x, statistic = ", the shape of x", ", one element for each group of each sample"
         return like_x if kind is Kind.LIKE_X else statistic
 
+    def remedies(self, argument: str, shape: Shape) -> list[str]:
+        rows = (self.sizes.samples, self.sizes.channels)
+        is_of_rows = tuple(size for size in shape if size != 1) == rows
+        return [f"pass {argument}.reshape{rows}"] if is_of_rows else []
+
     def layout(self, spec: TensorSpec) -> Lines | None:
         return _lines(spec.permuted(self.axes), self.sizes.channels_last)
+
+    def parameter_layout(self, spec: TensorSpec) -> tuple[int] | None:
+        """Return the stride from sample to sample; 0 if all samples share a row."""
+        rows = RowAxes(len(spec.shape) - 1).layout(spec)
+        return rows and (rows.inner_stride,)
+
+    def layout_of_parameter(self, spec: OptionalSpec) -> tuple[int]:
+        """Return the layout of a parameter or, if it is copied, of its copy."""
+        if spec is None:
+            return (0,)
+        return self.parameter_layout(spec) or present(self.parameter_layout(spec.dense()))
+
+    def parts_of(self, parameter: Shape, parts: int) -> Parts:
+        """Return which rows of sums a parameter's gradient adds up; a sample has `parts` rows."""
+        rows, summands = 1, self.sizes.samples * parts
+        if parameter[:-1] == (self.sizes.samples,):
+            rows, summands = self.sizes.samples, parts
+        return Parts(rows, summands, axes_map([(rows, parts)]), axes_map([(summands, 1)]))
 
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape

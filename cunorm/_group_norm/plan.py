@@ -67,11 +67,12 @@ def _lower(kernel: GroupKernel, caps: Caps, alignments: Alignments) -> Lowered:
     has_dweight = params.dweight is not None
     workspace = schedule.handed_size + (2 if has_dweight else params.outputs) * size
     first = schedule.handed_size * itemsize
-    sums = (first, first + size * itemsize * has_dweight)
+    sums = (first, first + size * itemsize * has_dweight, None)  # there is no dgate
     params_call = []
     if params.outputs:
         of_sums = (samples * schedule.parts, sizes.pitch, sizes.channels)
-        params_call = [param_grad_call(params, kernel.slots, sums, *of_sums, caps)]
+        parts = kernel.parts(schedule.parts)
+        params_call = [param_grad_call(params, kernel.slots, sums, *of_sums, caps, parts)]
 
     def calls() -> list[KernelCall]:
         found = []

@@ -62,6 +62,7 @@ def backward_plan(name: str, options: Options, shape: tuple[int, int], device: D
     dtype = options["d_residual"]
     d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
     operands = inputs | results | {"dy": results["y"], "x": stream or x, "d_residual": d_residual}
+    operands["branch"] = x if spec.gate_position == "branch" else None
     return plan_backward(spec, backward_specs(ROW_BACKWARD, spec, operands))
 
 

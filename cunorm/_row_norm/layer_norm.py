@@ -88,7 +88,7 @@ def add_layer_norm(
 
     ::
 
-        s = x + residual                        rounded to residual's dtype: the new stream
+        s = x + residual                        rounded to its dtype: the new stream
         y = layer_norm(s, weight, bias)         with the gate of `layer_norm`, if there is a gate
 
     Sources: `layer_norm` and `add_normalize`; results, errors and rounding are as for the latter.
@@ -142,7 +142,7 @@ def layer_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
+        s = x + residual    rounded to its dtype: the new stream; without residual, s = x
         q = s - mean(s)
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias

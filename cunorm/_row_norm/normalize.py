@@ -65,8 +65,8 @@ def normalize(
         The number of equal slices of the last axis, each normalised separately; axis must be -1.
         Heads that share one weight need no groups: see the last example of `rms_norm`.
     weight_offset : float, optional
-        The number added to the weight, which is then required, before any rounding: 1.0 for
-        Gemma's ``1 + weight``.
+        The number added to the weight before any rounding: 1.0 for Gemma's ``1 + weight``. Without
+        a weight it changes nothing.
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
@@ -162,7 +162,7 @@ def add_normalize(
 
     ::
 
-        s = x + residual                        rounded to residual's dtype: the new stream
+        s = x + residual                        rounded to its dtype: the new stream
         y = normalize(s, weight, bias)          with the gate of `normalize`, if there is a gate
 
     The source, errors, overflow and strides are those of `normalize`. A stack of layers
@@ -180,7 +180,7 @@ def add_normalize(
     gate, gate_activation, gate_position : optional
         As for `normalize`. A pre-gate multiplies s only for y: the new stream has no gate.
     residual_dtype : dtype, optional
-        The new stream's dtype: residual's; without residual, by default that in `out`, or else x's.
+        The new stream's dtype, by default residual's; without residual, that in `out`, else x's.
     out : AddNorm, optional
         For each result, an array to write instead of a new one, or None. y may be exactly an input
         other than an x that is returned as the new stream. The new stream may be exactly x or
@@ -194,8 +194,9 @@ def add_normalize(
 
     Notes
     -----
-    Rounding: the compute type is float64 if x or the stream is, else float32. The sum is rounded to
-    the stream's dtype before it is normalised, as a separate addition does. y is rounded once.
+    Rounding: the compute type is float64 if x or the new stream is, else float32, to which a wider
+    residual is rounded first. The sum is rounded to the new stream's dtype before it is normalised,
+    as a separate addition does. y is rounded once.
 
     Examples
     --------
@@ -243,7 +244,7 @@ def normalize_forward(
 
     d is the number of elements of a row, and g is the activation of the gate::
 
-        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
+        s = x + residual    rounded to its dtype: the new stream; without residual, s = x
         p = s * g(gate)     if there is a pre-gate, else s
         q = p - mean(p)     if center, else p
         rstd = 1 / sqrt(mean(q * q) + eps)

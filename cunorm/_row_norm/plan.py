@@ -68,15 +68,13 @@ def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
-    """Check that a forward computes all given results; check their dtypes and residual's."""
-    function, residual, stream = spec.function, inputs["residual"], spec.residual_dtype
+    """Check that a forward computes all given results, and check their dtypes."""
+    function, stream = spec.function, spec.residual_dtype or optional_dtype(inputs["residual"])
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
     if spec.streams is None:
         validate.absent(function, "out.residual", given["residual_out"], "there is no residual")
     validate.agreed_dtype(function, "dtype", spec.dtype, spec.output_names[0], given["y"])
-    validate.agreed_dtype(function, "residual_dtype", stream, "residual", residual)
-    stream = optional_dtype(residual) or stream
     of_stream = ("the new residual stream", stream, "out.residual", given["residual_out"])
     validate.agreed_dtype(function, *of_stream)
 

@@ -16,6 +16,7 @@ def rms_norm(
     x: ArrayT,
     weight: SupportsDLPack | None = None,
     *,
+    bias: SupportsDLPack | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -31,17 +32,17 @@ def rms_norm(
 
     The formula without a gate follows; `normalize` has the formula with a gate::
 
-        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
+        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset) + bias
 
     Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
-    x, weight : array
+    x, weight, bias : array
     axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, out : optional
-        As for `normalize`; weight is optional.
+        As for `normalize`; weight and bias are optional, and bias is given by keyword.
     eps : float, optional
         As for `normalize`. PyTorch's default is the machine epsilon of the type in which it
         computes; for half precision this is float32.
@@ -80,7 +81,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    arrays = forward_arrays(x, weight=weight, gate=gate, y=out)
+    arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
 
@@ -89,6 +90,7 @@ def add_rms_norm(
     residual: SupportsDLPack | None,
     weight: SupportsDLPack | None = None,
     *,
+    bias: SupportsDLPack | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -105,17 +107,17 @@ def add_rms_norm(
 
     ::
 
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = rms_norm(s, weight)                 with the gate of `rms_norm`, if there is a gate
+        s = x + residual                        rounded to its dtype: the new stream
+        y = rms_norm(s, weight, bias=bias)      with the gate of `rms_norm`, if there is a gate
 
     Sources: `rms_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
     Parameters
     ----------
-    x, residual, weight : array
+    x, residual, weight, bias : array
     eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual_dtype, out : optional
-        As for `add_normalize`; weight is optional, and residual may be None.
+        As for `add_normalize`; weight and bias are optional, and residual may be None.
 
     Examples
     --------
@@ -130,7 +132,7 @@ def add_rms_norm(
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     arrays = forward_arrays(
-        x, weight=weight, gate=gate, residual=residual, out=out and NormForward(*out)
+        x, weight=weight, bias=bias, gate=gate, residual=residual, out=out and NormForward(*out)
     )
     return AddNorm(*dispatch(ROW_FORWARD, scalars, arrays)[:2])
 
@@ -139,6 +141,7 @@ def rms_norm_forward(
     x: ArrayT,
     weight: SupportsDLPack | None = None,
     *,
+    bias: SupportsDLPack | None = None,
     residual: SupportsDLPack | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
@@ -156,18 +159,18 @@ def rms_norm_forward(
 
     The formulas without a gate follow; `normalize_forward` has those with a gate::
 
-        s = x + residual    rounded to residual's dtype: the new stream; without residual, s = x
+        s = x + residual    rounded to its dtype: the new stream; without residual, s = x
         rstd = 1 / sqrt(mean(s * s) + eps)
-        y = s * rstd * (weight + weight_offset)
+        y = s * rstd * (weight + weight_offset) + bias
 
     Sources: `rms_norm` and `add_normalize`. All else is as for `normalize_forward`; mean is None.
 
     Parameters
     ----------
-    x, weight, residual : array
+    x, weight, bias, residual : array
     residual_dtype, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, out : optional
-        As for `normalize_forward`; weight and residual are optional.
+        As for `normalize_forward`; weight, bias and residual are optional.
 
     Examples
     --------
@@ -180,7 +183,7 @@ def rms_norm_forward(
     validate.out_type("rms_norm_forward", out, NormForward)
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm_forward", options, eps, dtype, residual_dtype, saves=True)
-    arrays = forward_arrays(x, weight=weight, gate=gate, residual=residual, out=out)
+    arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, residual=residual, out=out)
     return NormForward(*dispatch(ROW_FORWARD, scalars, arrays))
 
 
@@ -189,6 +192,7 @@ def rms_norm_backward(
     x: ArrayT,
     weight: SupportsDLPack | None = None,
     *,
+    bias: SupportsDLPack | None = None,
     rstd: SupportsDLPack,
     d_residual: SupportsDLPack | None = None,
     axis: int = -1,
@@ -213,15 +217,16 @@ def rms_norm_backward(
         dr = dy * (weight + weight_offset)
         dx = rstd * (dr - r * mean(r * dr)) + d_residual
         dweight = sum over rows of dy * r
+        dbias = sum over rows of dy
 
-    The source, results, errors and rounding are those of `normalize_backward`; dbias is None.
+    The source, results, errors and rounding are those of `normalize_backward`.
 
     Parameters
     ----------
-    dy, x, weight, rstd, d_residual : array
+    dy, x, weight, bias, rstd, d_residual : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`; weight and d_residual are optional.
+        As for `normalize_backward`; weight, bias and d_residual are optional.
 
     Examples
     --------
@@ -238,7 +243,14 @@ def rms_norm_backward(
         "rms_norm_backward", options, x_dtype=x_dtype, needs=needs, accumulate=accumulate
     )
     inputs = backward_inputs(
-        dy, x, weight=weight, gate=gate, rstd=rstd, d_residual=d_residual, branch=branch
+        dy,
+        x,
+        weight=weight,
+        bias=bias,
+        gate=gate,
+        rstd=rstd,
+        d_residual=d_residual,
+        branch=branch,
     )
     arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))

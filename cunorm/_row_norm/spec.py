@@ -63,12 +63,7 @@ class RowNormSpec:
         return self.axis % ndim
 
     def check_options(self, inputs: Specs) -> None:
-        """Check that options of a gate or a weight are set only if there is a gate or a weight."""
-        if self.weight_offset != 0.0 and inputs["weight"] is None:
-            raise ValueError(
-                f"{self.function}: weight_offset is {self.weight_offset!r}, expected 0 without a "
-                "weight"
-            )
+        """Check that options of a gate are set only if there is a gate."""
         for name, default in GATE_DEFAULTS.items() if inputs["gate"] is None else ():
             value = getattr(self, name)
             if value != default:
@@ -99,11 +94,11 @@ class RowForwardSpec(RowNormSpec):
         """Return the dtypes of the results that are written.
 
         y has the given array's dtype, else the spec's, else x's (promoted with weight's if rows are
-        rounded before weight). The stream has residual's, else the spec's, else the given array's.
+        rounded before weight). The stream has the spec's, else residual's, else the given array's.
         """
         x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
         residual = dtypes["residual"]
-        stream = residual or self.residual_dtype or dtypes["residual_out"]
+        stream = self.residual_dtype or residual or dtypes["residual_out"]
         is_gated = self.gate_position == "branch"
         stream = x if is_gated and stream is None else stream
         own = promoted(x, weight) if self.round_before_weight and weight else x

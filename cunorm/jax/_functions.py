@@ -25,6 +25,7 @@ def rms_norm(
     x: ArrayLike,
     weight: ArrayLike | None = None,
     *,
+    bias: ArrayLike | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -46,7 +47,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    return _ROW(scalars, forward_inputs(x, weight=weight, gate=gate))[0]
+    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def layer_norm(
@@ -129,6 +130,7 @@ def add_rms_norm(
     residual: ArrayLike | None,
     weight: ArrayLike | None = None,
     *,
+    bias: ArrayLike | None = None,
     eps: float = 1e-6,
     axis: int = -1,
     groups: int = 1,
@@ -143,7 +145,8 @@ def add_rms_norm(
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
     The shares that y and the stream contribute to the gradient are added before rounding. Then x's
-    gradient is rounded to x's dtype, and residual's gradient to the stream's dtype.
+    gradient is rounded to x's dtype, and residual's gradient to the new stream's dtype (and then to
+    residual's, if `residual_dtype` is another).
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))
@@ -151,7 +154,7 @@ def add_rms_norm(
     (array([[0.2, 1.4]], dtype=float32), Array([[1., 7.]], dtype=float32))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
-    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
     return AddNorm(*_ROW(scalars, inputs))
 

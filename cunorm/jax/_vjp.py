@@ -107,29 +107,30 @@ def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     return _y_and_stream(_ffi.run(norm.forward, spec, arrays))
 
 
-# The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and an
-# empty array of x's dtype. The empty array's shape is 0, then for each operand 1 if its gradient is
-# wanted, else 0: whichever gradients are wanted, the pytree structure is the same.
-_Saved = tuple[dict[str, Array | None], Array | HostArray]
+# The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and empty
+# arrays of the dtypes of x and residual. The first one's shape is 0, then for each operand 1 if its
+# gradient is wanted, else 0: whichever gradients are wanted, the pytree structure is the same.
+_Saved = tuple[dict[str, Array | None], Array | HostArray, Array | HostArray]
 
 
 def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results, _Saved]:
     inputs = [primal and primal.value for primal in primals]
     outputs = _ffi.run(norm.forward, replace_interned(spec, saves=True), inputs)
     y, stream = _y_and_stream(outputs)
-    known = dict(zip(norm.forward.inputs, inputs, strict=True)) | outputs
-    x_dtype = known["x"].dtype
+    operands = dict(zip(norm.forward.inputs, inputs, strict=True))
+    known, x_dtype = operands | outputs, operands["x"].dtype
+    like_residual = np.empty(0, getattr(operands.get("residual"), "dtype", x_dtype))
     if stream is not None:
         known["x"] = stream
     arrays = {name: known[name] for name in norm.backward.inputs if name in known}
     wanted = [int(primal is not None and primal.perturbed) for primal in primals]
-    return (y, stream), (arrays, np.empty((0, *wanted), x_dtype))
+    return (y, stream), (arrays, np.empty((0, *wanted), x_dtype), like_residual)
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
     """Return the gradient of each operand, or None if it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
-    (arrays, note), names = saved, norm.forward.inputs
+    (arrays, note, like_residual), names = saved, norm.forward.inputs
     wanted = [name for name, flag in zip(names, note.shape[1:], strict=True) if flag]
     gradients: dict[str, Array | None] = {}
     if dy is not None:
@@ -141,6 +142,9 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
         gradients = _ffi.run(norm.backward, of_backward, inputs)
     elif d_residual is not None:  # of the results, only the stream was used
         gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
+    dresidual = gradients.get("dresidual")
+    if dresidual is not None:  # it has the dtype of the new stream
+        gradients["dresidual"] = dresidual.astype(like_residual.dtype)
     return (tuple([gradients.get(f"d{one}") if one in wanted else None for one in names]),)
 
 

@@ -8,8 +8,8 @@ Each norm here takes the arguments of the public function of the same name, with
 modified, and no result is a view of an input.
 
 Everything is computed and returned in float64, with two exceptions. First, the new residual stream
-``s = x + residual`` is rounded to the residual's dtype (x alone: to `residual_dtype`), and the norm
-reads the rounded values; the sum is computed in float64 if x or residual is float64, else in
+``s = x + residual`` is rounded to `residual_dtype`, by default residual's dtype, and the norm reads
+the rounded values; the sum is computed in float64 if x or the new stream is float64, else in
 float32. Second, `round_before_weight` rounds the normalised rows to x's dtype.
 `cunorm.reference.tolerance` has the largest errors of float32 kernels.
 """

@@ -2,7 +2,8 @@
 """The generic row norm, forward and backward; the named norms are cases of it.
 
 `cunorm.normalize_forward` and `cunorm.normalize_backward` have the formulas, their source and the
-names. With groups, the formulas of a row apply to each group of a row.
+names. With groups, the formulas of a row apply to each group of a row. weight and bias, and the
+gate of a branch, broadcast to x's shape, so they may differ between rows.
 """
 
 from __future__ import annotations  # keeps the names of type aliases in help()
@@ -36,6 +37,7 @@ class BackwardOptions(Options, total=False):
     """Keyword arguments of `normalize_backward` that the named norms pass on."""
 
     d_residual: Array | None
+    branch: Array | None
     x_dtype: DTypeLike | None
     needs: Collection[str]
 
@@ -61,8 +63,11 @@ def normalize_forward(
 ) -> NormForward[Array]:
     """Normalise each row, and return what the backward needs.
 
-    round_before_weight rounds k * r to x's dtype, also without a weight. Groups need axis -1. y,
-    mean and rstd are float64; the result's residual is None if neither residual argument is given.
+    weight and bias have the row's shape, with or without leading axes that are x's or 1. With the
+    gate position "branch", the result's residual is x * g(gate), plus residual if there is one; the
+    gate then broadcasts as weight does, and the axes of its row may all be 1. round_before_weight
+    rounds k * r to x's dtype, also without a weight. Groups need axis -1. y, mean and rstd are
+    float64; the result's residual is None if there is neither a residual argument nor such a gate.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -72,21 +77,21 @@ def normalize_forward(
     >>> reference.normalize_forward(x, c=1, eps=0.0, gate=x, gate_activation="relu").y
     array([[ 1.8, -0. ]])
     """
-    residual_out = rows.residual_stream(x, residual, residual_dtype)
-    s = rows.as_rows(x if residual_out is None else residual_out, axis, groups)
-    before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
+    of_branch, before, after = _gate_factors(gate, gate_activation, gate_position)
+    residual_out = rows.residual_stream(x, residual, residual_dtype, of_branch)
+    s = rows.as_float64(x if residual_out is None else residual_out)
 
-    p = s * before
+    p = rows.as_rows(s * before, axis, groups)
     mean, q = rows.centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
     rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
-    kr = _k(c, s) * (q * rstd)
+    kr = (_k(c, q) * (q * rstd)).reshape(x.shape)
     if round_before_weight:
         kr = rows.round_to(kr, x.dtype).astype(np.float64)
     y = _affine(kr, weight, weight_offset, bias) * after
 
     shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
     mean = None if mean is None else mean.reshape(shape)
-    return NormForward(y.reshape(x.shape), residual_out, mean, rstd.reshape(shape))
+    return NormForward(y, residual_out, mean, rstd.reshape(shape))
 
 
 @np.errstate(all="ignore")
@@ -99,6 +104,7 @@ def normalize_backward(
     rstd: Array,
     mean: Array | None = None,
     d_residual: Array | None = None,
+    branch: Array | None = None,
     c: float | None = None,
     center: bool = False,
     axis: int = -1,
@@ -118,6 +124,9 @@ def normalize_backward(
     dweight and n use the rounded value, and dr ignores the rounding. A rounded mean is
     corrected by the mean of p - mean. An absent operand in `needs` gives None.
 
+    dweight, dbias and a branch's dgate have the operand's shape. With the gate position "branch",
+    `branch` is the forward's x; it is needed for dgate only.
+
     >>> import numpy as np
     >>> from cunorm import reference
     >>> x, dy = np.array([[3.0, -4.0]]), np.array([[1.0, 0.0]])
@@ -127,53 +136,70 @@ def normalize_backward(
     """
     if center and mean is None:
         raise ValueError("normalize_backward: mean is None, but center=True needs it")
-    before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
-    s, row_rstd = rows.as_rows(x, axis, groups), rows.per_row(rstd, groups)
-    p = s * before
+    of_branch, before, after = _gate_factors(gate, gate_activation, gate_position)
+    s, row_rstd = rows.as_float64(x), rows.per_row(rstd, groups)
+    p = rows.as_rows(s * before, axis, groups)
     q = p if mean is None or not center else rows.centered(p, rows.per_row(mean, groups))[1]
     r = q * row_rstd
-    k = _k(c, s)
-    kr = k * r
+    k = _k(c, q)
+    kr = (k * r).reshape(x.shape)
     if round_before_weight:
         kr = rows.round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
 
-    dn = rows.as_rows(dy, axis, groups) * after
-    dr = k * dn * rows.per_element(weight, weight_offset, groups)
+    dn = rows.as_float64(dy) * after
+    dr = rows.as_rows(k * dn * _factor(weight, weight_offset), axis, groups)
     dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
-    dp = dq - dq.mean(axis=-1, keepdims=True) if center else dq
+    dp = (dq - dq.mean(axis=-1, keepdims=True) if center else dq).reshape(x.shape)
+    ds = dp * before
+    if d_residual is not None:
+        ds = ds + rows.as_float64(d_residual)
 
     grads: dict[str, Array] = {}
     if bias is not None and "bias" in needs:
-        grads["dbias"] = rows.sum_over_rows(dn, x.shape[axis:])
+        grads["dbias"] = rows.sum_to(dn, bias.shape)
     if weight is not None and "weight" in needs:
-        grads["dweight"] = rows.sum_over_rows(dn * kr, x.shape[axis:])
+        grads["dweight"] = rows.sum_to(dn * kr, weight.shape)
     if "x" in needs:
-        ds = dp * before
-        if d_residual is not None:
-            ds = ds + rows.as_rows(d_residual, axis, groups)
-        grads["dx"] = grads["dresidual"] = ds.reshape(x.shape)
+        grads["dx"] = ds if of_branch is None else ds * of_branch
+        grads["dresidual"] = ds
     if gate is not None and "gate" in needs:
-        slope = ACTIVATIONS[gate_activation].slope(rows.as_rows(gate, axis, groups))
-        n = _affine(kr, weight, weight_offset, bias)
-        dg = dp * s if gate_position == "pre" else rows.as_rows(dy, axis, groups) * n
-        grads["dgate"] = (slope * dg).reshape(x.shape)
+        if gate_position == "branch":
+            dg = _of_branch(ds, branch, gate.shape)
+        else:
+            n = _affine(kr, weight, weight_offset, bias)
+            dg = dp * s if gate_position == "pre" else rows.as_float64(dy) * n
+        grads["dgate"] = ACTIVATIONS[gate_activation].slope(rows.as_float64(gate)) * dg
     return NormGrads(**grads)
 
 
 def _gate_factors(
-    gate: Array | None, activation: str, position: str, axis: int, groups: int
-) -> tuple[Float64 | float, Float64 | float]:
-    """Return the gate's factor of rows before the norm, and its factor after it; 1 is no factor."""
+    gate: Array | None, activation: str, position: str
+) -> tuple[Float64 | None, Float64 | float, Float64 | float]:
+    """Return the gate's factors of the branch, of rows before the norm and after it.
+
+    1 is no factor; None is no gate of the branch.
+    """
     if gate is None:
-        return 1.0, 1.0
-    g = ACTIVATIONS[activation].value(rows.as_rows(gate, axis, groups))
-    return (g, 1.0) if position == "pre" else (1.0, g)
+        return None, 1.0, 1.0
+    g = ACTIVATIONS[activation].value(rows.as_float64(gate))
+    if position == "branch":
+        return g, 1.0, 1.0
+    return (None, g, 1.0) if position == "pre" else (None, 1.0, g)
+
+
+def _of_branch(ds: Float64, branch: Array | None, shape: tuple[int, ...]) -> Float64:
+    if branch is None:
+        raise ValueError("normalize_backward: branch is None, but the gate's gradient needs it")
+    return rows.sum_to(ds * rows.as_float64(branch), shape)
+
+
+def _factor(weight: Array | None, offset: float) -> Float64 | float:
+    return 1.0 if weight is None else rows.as_float64(weight) + offset
 
 
 def _affine(kr: Float64, weight: Array | None, offset: float, bias: Array | None) -> Float64:
-    groups = kr.shape[1]
-    n = kr * rows.per_element(weight, offset, groups)
-    return n if bias is None else n + rows.per_element(bias, 0.0, groups)
+    n = kr * _factor(weight, offset)
+    return n if bias is None else n + rows.as_float64(bias)
 
 
 def _k(c: float | None, s: Float64) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import numpy as np
 
 from cunorm.reference.activations import ACTIVATIONS
-from cunorm.reference.rows import Array, Float64, centered, sum_over_rows
+from cunorm.reference.rows import Array, Float64, centered, sum_to
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 
@@ -31,7 +31,7 @@ def group_norm_forward(
 ) -> GroupNormForward[Array]:
     """Normalise each group of each sample, and return what the backward needs.
 
-    mean and rstd have shape (N, num_groups).
+    weight and bias have shape (C,), (1, C) or (N, C); mean and rstd have shape (N, num_groups).
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -89,9 +89,9 @@ def group_norm_backward(
 
     grads: dict[str, Array] = {}
     if bias is not None and "bias" in needs:
-        grads["dbias"] = sum_over_rows(total_h, bias.shape)
+        grads["dbias"] = _as_parameter(total_h, bias)
     if weight is not None and "weight" in needs:
-        grads["dweight"] = sum_over_rows(total_hr, weight.shape)
+        grads["dweight"] = _as_parameter(total_hr, weight)
     if "x" in needs:
         w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
         a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hr))
@@ -144,8 +144,15 @@ def _in_place_of(x: Array, grid: Float64, channel_axis: int) -> Float64:
 
 
 def _per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
-    """Return a parameter as [G, D, 1], or 1 if there is none."""
-    return 1.0 if parameter is None else parameter.astype(np.float64).reshape(*grid.shape[1:3], 1)
+    """Return a parameter as [G, D, 1], [1, G, D, 1] or [N, G, D, 1], or 1 if there is none."""
+    if parameter is None:
+        return 1.0
+    return parameter.astype(np.float64).reshape(*parameter.shape[:-1], *grid.shape[1:3], 1)
+
+
+def _as_parameter(totals: Float64, parameter: Array) -> Float64:
+    """Sum [N, G, D, 1] over the samples that share a parameter."""
+    return sum_to(totals.reshape(totals.shape[0], parameter.shape[-1]), parameter.shape)
 
 
 def _affine(r: Float64, weight: Array | None, bias: Array | None) -> Float64:

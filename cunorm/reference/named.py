@@ -21,6 +21,7 @@ def rms_norm_forward(
     x: Array,
     weight: Array | None = None,
     *,
+    bias: Array | None = None,
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
@@ -28,7 +29,7 @@ def rms_norm_forward(
 ) -> NormForward[Array]:
     """Divide each row by its root mean square: `normalize_forward` with its defaults."""
     return normalize_forward(
-        x, weight, residual=residual, residual_dtype=residual_dtype, eps=eps, **options
+        x, weight, bias, residual=residual, residual_dtype=residual_dtype, eps=eps, **options
     )
 
 
@@ -71,11 +72,12 @@ def rms_norm_backward(
     x: Array,
     weight: Array | None = None,
     *,
+    bias: Array | None = None,
     rstd: Array,
     **options: Unpack[BackwardOptions],
 ) -> NormGrads[Array]:
     """Differentiate `rms_norm_forward`."""
-    return normalize_backward(dy, x, weight, rstd=rstd, **options)
+    return normalize_backward(dy, x, weight, bias, rstd=rstd, **options)
 
 
 def layer_norm_backward(
@@ -114,10 +116,15 @@ def normalize(
 
 
 def rms_norm(
-    x: Array, weight: Array | None = None, *, eps: float = 1e-6, **options: Unpack[Options]
+    x: Array,
+    weight: Array | None = None,
+    *,
+    bias: Array | None = None,
+    eps: float = 1e-6,
+    **options: Unpack[Options],
 ) -> Float64:
     """Return y of `rms_norm_forward`."""
-    return np.asarray(rms_norm_forward(x, weight, eps=eps, **options).y)
+    return np.asarray(rms_norm_forward(x, weight, bias=bias, eps=eps, **options).y)
 
 
 def layer_norm(
@@ -150,7 +157,9 @@ def add_normalize(
     **options: Unpack[Options],
 ) -> AddNorm[Array]:
     """Return y and the new stream of `normalize_forward`; without a residual the stream is x."""
-    inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
+    inputs, dtype = (x, weight, bias), residual_dtype
+    if residual is None and dtype is None:
+        dtype = x.dtype
     result = normalize_forward(
         *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options
     )
@@ -163,12 +172,14 @@ def add_rms_norm(
     residual: Array | None,
     weight: Array | None = None,
     *,
+    bias: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> AddNorm[Array]:
     """Return y and the new residual stream of `rms_norm_forward`."""
-    return add_normalize(x, residual, weight, residual_dtype=residual_dtype, eps=eps, **options)
+    inputs = x, residual, weight, bias
+    return add_normalize(*inputs, residual_dtype=residual_dtype, eps=eps, **options)
 
 
 def add_layer_norm(

@@ -32,29 +32,42 @@ def round_to(values: Array, dtype: DTypeLike) -> Array:
 
 
 def residual_stream(
-    x: Array, residual: Array | None, residual_dtype: DTypeLike | None
+    x: Array,
+    residual: Array | None,
+    residual_dtype: DTypeLike | None,
+    factor: Float64 | None = None,
 ) -> Array | None:
-    """Return x + residual in residual's dtype; without residual, x in residual_dtype, or None."""
+    """Return x + residual in residual_dtype or residual's dtype, or None if both are absent.
+
+    With a factor of x, x * factor replaces x, and without residual and residual_dtype the stream
+    has x's dtype. The product and the sum are computed in float64.
+    """
+    if factor is not None:
+        s, dtype = x.astype(np.float64) * factor, x.dtype
+        if residual is not None:
+            s, dtype = s + residual.astype(np.float64), residual.dtype
+        return round_to(s, dtype if residual_dtype is None else residual_dtype)
     if residual is None:
         return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
-    compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
-    return round_to(x.astype(compute) + residual.astype(compute), residual.dtype)
+    dtype = np.dtype(residual.dtype if residual_dtype is None else residual_dtype)
+    compute = np.float64 if np.float64 in (x.dtype, dtype) else np.float32
+    return round_to(x.astype(compute) + residual.astype(compute), dtype)
 
 
-def as_rows(x: Array, axis: int, groups: int) -> Float64:
-    """Copy x to a contiguous [rows, groups, d], of which NumPy sums the last axis pairwise."""
+def as_float64(operand: Array) -> Float64:
+    """Copy an operand to a contiguous array."""
+    return operand.astype(np.float64, order="C")
+
+
+def as_rows(x: Float64, axis: int, groups: int) -> Float64:
+    """View a contiguous x as [rows, groups, d], of which NumPy sums the last axis pairwise."""
     d = math.prod(x.shape[axis:]) // groups
-    return x.astype(np.float64, order="C").reshape(-1, groups, d)
+    return x.reshape(-1, groups, d)
 
 
 def per_row(statistic: Array, groups: int) -> Float64:
     """Return a statistic as [rows, groups, 1]."""
     return statistic.astype(np.float64).reshape(-1, groups, 1)
-
-
-def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 | float:
-    """Return parameter + offset as [groups, d], or 1 if there is no parameter."""
-    return 1.0 if parameter is None else parameter.astype(np.float64).reshape(groups, -1) + offset
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
@@ -64,10 +77,16 @@ def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
     return mean + correction, t - correction
 
 
-def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
-    """Sum over the rows as a contiguous axis, because NumPy sums no other axis pairwise."""
-    columns = np.ascontiguousarray(np.moveaxis(terms, 0, -1))
-    return np.asarray(columns.sum(axis=-1)).reshape(shape)
+def sum_to(terms: Float64, shape: tuple[int, ...]) -> Float64:
+    """Sum over the axes that broadcasting `shape` to the terms' shape repeats.
+
+    They become one contiguous axis, because NumPy sums no other axis pairwise.
+    """
+    same = (1,) * (terms.ndim - len(shape)) + shape
+    repeated = [axis for axis, size in enumerate(same) if size == 1]
+    count = math.prod(terms.shape[axis] for axis in repeated)
+    columns = np.ascontiguousarray(np.moveaxis(terms, repeated, range(-len(repeated), 0)))
+    return np.asarray(columns.reshape(*shape, count).sum(axis=-1))
 
 
 @np.errstate(over="ignore", invalid="ignore")

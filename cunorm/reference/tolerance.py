@@ -24,7 +24,7 @@ anew for arguments that are off by their error. Further errors are:
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -33,12 +33,12 @@ from typing import Any
 import numpy as np
 
 from cunorm.reference.activations import ACTIVATIONS, TAILS
-from cunorm.reference.rows import Array, round_to
+from cunorm.reference.rows import Array, round_to, sum_to
 
 U = 2.0**-24
 LOST = 2.0**-126
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
-_ROW = (1, 3, 4)  # the axes of `Tolerance.shape` that make up a row
+_ROW = (-4, -2, -1)  # the axes of `Tolerance.shape` that make up a row
 
 
 @dataclass(frozen=True)
@@ -72,32 +72,29 @@ class Tolerance:
     """The exact rows of a norm, and the largest errors of its float32 results."""
 
     def __init__(
-        self, operands: Mapping[str, Any], options: Mapping[str, Any], eps: float, exact: Any
+        self,
+        operands: Mapping[str, Any],
+        options: Mapping[str, Any],
+        eps: float,
+        exact: Any,
+        stream: Array | None = None,
     ) -> None:
         """Take operands and options of a call, and the exact results of its forward for training.
 
         The options are those that forward and backward have in common. For `l2_norm`, c and eps are
-        those of the `normalize` that equals it.
+        those of the `normalize` that equals it. With a gate on the branch, `stream` is what the
+        call returned, and `exact` is from `exact_of_stream`.
         """
-        x = exact.residual if "residual" in operands else operands["x"]
-        axis = options.get("channel_axis", -1)
-        groups = options.get("groups", options.get("num_groups", 1))
-        # The axes: samples, positions (channels last), groups, channels of a group, positions
-        # (channels first). In a row norm each row is a sample.
-        before, after = (1, -1) if axis == 1 else (-1, 1)
-        self.shape = (len(x), before, groups, x.shape[axis] // groups, after)
+        x = operands["x"]
+        if stream is None:
+            stream = exact.residual if "residual" in operands else x
+        self._set_shape(x, options)
         self.center, self.activation = exact.mean is not None, options.get("activation")
-        self.s = self._rows(x)
+        self.s, self.branch = self._rows(stream), self._rows(x)
         d, c = math.prod(self.s.value.shape[axis] for axis in _ROW), options.get("c")
         self.k = ONE if c is None else Number(c / math.sqrt(d), 0.0)
         self.many = 2 if d > 16384 else 1
-        self.before = self.after = ONE
-        gate, self.slope, self.is_pre_gate = operands.get("gate"), None, False
-        if gate is not None:
-            name = options.get("gate_activation", "silu")
-            g, self.slope = (_apply(name, order, self._rows(gate)) for order in (0, 1))
-            self.is_pre_gate = options.get("gate_position") == "pre"
-            self.before, self.after = (g, ONE) if self.is_pre_gate else (ONE, g)
+        self._set_gate(operands, options)
 
         p = self.s * self.before
         q = p + -p.mean() if self.center else p
@@ -108,19 +105,15 @@ class Tolerance:
         self.r = q * self.rstd
         self.kr = self.r * self.k
         if options.get("round_before_weight"):
-            self.kr = self._rounded(self.kr, operands["x"].dtype)
-        weight, bias = (self._parameter(operands.get(name)) for name in ("weight", "bias"))
-        self.w = ONE if weight is None else Number(weight + options.get("weight_offset", 0.0))
-        product = self.kr * self.w
-        n = product if bias is None else product + Number(bias)
-        self.n = n + self._ulps(4, n, product)
+            self.kr = self._rounded(self.kr, x.dtype)
+        self._set_n(operands, options)
 
     def forward(self) -> dict[str, Array]:
         """Return the error of each result, before the store."""
         y = self.n if self.activation is None else _apply(self.activation, 0, self.n)
         rstd = self.rstd.error + 8 * self.many * U * self.rstd.value
         errors = {"y": (y * self.after).error, "mean": self.mean_error, "rstd": rstd}
-        return errors | {"residual": np.full(self.s.value.shape, LOST)}
+        return errors | {"residual": self.stream_error}
 
     def backward(self, dy: Array, d_residual: Array | None = None) -> dict[str, Array]:
         """Return the error of each gradient, before the store."""
@@ -135,7 +128,7 @@ class Tolerance:
         terms = [rstd * dr, -(rstd * r * (r * dr).mean()), *[-(rstd * dr.mean())] * self.center]
         above = [] if d_residual is None else [self._rows(d_residual)]
         dp, ds = (reduce(add, t) + self._ulps(8, *t) for t in (terms, terms + above))
-        if self.is_pre_gate:
+        if self.position == "pre":
             dgate, ds = dp * self.s, reduce(add, [dp * self.before, *above])
             ds = Number(ds.value, ds.error + U * abs(ds.value))
         product, size = dn * kr, 8 * U * abs(dn.value)
@@ -144,9 +137,66 @@ class Tolerance:
             "dweight": Number(product.value, product.error + weighted),
             "dbias": Number(dn.value, dn.error + size),
         }
-        errors = {name: _sum_error(terms) for name, terms in sums.items()}
-        errors["dx"] = errors["dresidual"] = ds.error
+        errors = {
+            f"d{name}": _sum(sums[f"d{name}"], parameter).error
+            for name, parameter in self.parameters.items()
+        }
+        errors["dx"], errors["dresidual"] = (ds * self.of_branch).error, ds.error
+        if self.position == "branch":
+            product = ds * self.branch
+            own = 8 * U * abs(product.value)
+            dgate = _sum(Number(product.value, product.error + own), self.of_branch)
         return errors if self.slope is None else errors | {"dgate": (self.slope * dgate).error}
+
+    def _set_shape(self, x: Array, options: Mapping[str, Any]) -> None:
+        """Set the shape of rows: samples, positions (channels last), groups, channels, positions.
+
+        Channels are those of a group; the last positions are those of channels first. In a row norm
+        each row is a sample, and samples may have several axes.
+        """
+        axis, groups = (
+            options.get("channel_axis", options.get("axis", -1)),
+            options.get("groups", 1),
+        )
+        if "num_groups" in options:
+            before, after = (1, -1) if axis == 1 else (-1, 1)
+            groups, self.row_axes = options["num_groups"], 1
+            self.shape = (len(x), before, groups, x.shape[axis] // groups, after)
+        else:
+            row = x.shape[axis:]
+            self.row_axes = len(row)
+            self.shape = (*x.shape[:axis], 1, groups, math.prod(row) // groups, 1)
+
+    def _set_gate(self, operands: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Set the gate's factors of the branch, before the norm and after it, and the stream."""
+        factors: dict[str | None, Number] = {}
+        self.position, self.slope = None, None
+        if operands.get("gate") is not None:
+            self.position = options.get("gate_position", "post")
+            name, gate = options.get("gate_activation", "silu"), self._parameter(operands["gate"])
+            factors[self.position], self.slope = (_apply(name, order, gate) for order in (0, 1))
+        self.of_branch, self.before, self.after = (
+            factors.get(position, ONE) for position in ("branch", "pre", "post")
+        )
+        self.stream_error = np.full(self.s.value.shape, LOST)
+        if self.position == "branch":
+            g, residual = self.of_branch, operands.get("residual")
+            g = Number(g.value, g.error - 3 * U * abs(g.value))  # fma does not round the product
+            s = self.branch * g if residual is None else self.branch * g + self._rows(residual)
+            self.stream_error = s.error + 0.5 * ulp(s.value)
+
+    def _set_n(self, operands: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Set weight, bias and n."""
+        self.parameters = {
+            name: self._parameter(operands[name])
+            for name in ("weight", "bias")
+            if operands.get(name) is not None
+        }
+        weight, bias = (self.parameters.get(name) for name in ("weight", "bias"))
+        self.w = ONE if weight is None else Number(weight.value + options.get("weight_offset", 0.0))
+        product = self.kr * self.w
+        n = product if bias is None else product + bias
+        self.n = n + self._ulps(4, n, product)
 
     def _rounded(self, kr: Number, dtype: Any) -> Number:
         """Round k * r to a dtype; where its error reaches a tie, allow both sides of the tie."""
@@ -165,8 +215,29 @@ class Tolerance:
     def _rows(self, x: Array) -> Number:
         return Number(x.astype(np.float64).reshape(self.shape))
 
-    def _parameter(self, array: Array | None) -> Array | None:
-        return None if array is None else array.astype(np.float64).reshape(*self.shape[2:4], 1)
+    def _parameter(self, array: Array) -> Number:
+        """Return weight, bias or gate in a shape that broadcasts to the rows."""
+        lead, row = array.shape[: -self.row_axes], array.shape[-self.row_axes :]
+        shape = (1, *self.shape[-3:-1], 1) if math.prod(row) > 1 else (1, 1, 1, 1)
+        return Number(array.astype(np.float64).reshape(*lead, *shape))
+
+
+def exact_of_stream(
+    forward: Callable[[Mapping[str, Any]], Any],
+    operands: Mapping[str, Any],
+    activation: str,
+    stream: Array,
+) -> Any:
+    """Return the exact results of a forward with a gate on the branch, which returned `stream`.
+
+    y and the statistics are those of the norm of `stream`; the exact stream is not rounded.
+    `forward` computes the exact results from operands.
+    """
+    x, residual = operands["x"], operands.get("residual")
+    given = {name: array for name, array in operands.items() if name != "gate"}
+    found = forward(given | {"x": np.zeros_like(x), "residual": stream})  # their sum is the stream
+    s = x.astype(np.float64) * ACTIVATIONS[activation].value(operands["gate"].astype(np.float64))
+    return found._replace(residual=s if residual is None else s + residual.astype(np.float64))
 
 
 def bound(exact: Array, error: Array, dtype: str) -> Array:
@@ -229,10 +300,10 @@ def _apply(activation: str, order: int, z: Number) -> Number:
     return Number(value, reduce(np.maximum, changes) + own)
 
 
-def _sum_error(terms: Number) -> Array:
-    """Return the error of the sum over samples and positions, which is rounded once."""
-    axes = (0, 1, 4)
-    return np.asarray(terms.error.sum(axis=axes) + 0.5 * ulp(terms.value.sum(axis=axes)))
+def _sum(terms: Number, parameter: Number) -> Number:
+    """Sum over the rows that share a parameter, and round once."""
+    value, error = (sum_to(part, parameter.value.shape) for part in (terms.value, terms.error))
+    return Number(value, error + 0.5 * ulp(value))
 
 
 def _mean(values: Array) -> Array:

@@ -73,11 +73,6 @@ def check_rms_norm(module: Any) -> None:
             f"{kind}: gate_position is 'branch', expected 'pre' or 'post': it has no residual "
             "stream, as add_rms_norm has"
         )
-    if module.weight_offset and not module.elementwise_affine:
-        raise ValueError(
-            f"{kind}: weight_offset is {module.weight_offset}, expected 0.0 as "
-            "elementwise_affine is False"
-        )
     shape = module.normalized_shape
     if groups < 1 or shape[-1] % groups or (groups > 1 and len(shape) > 1):
         expected = f"a divisor of {shape[-1]}" if len(shape) == 1 else "1"
@@ -124,7 +119,7 @@ def options_of(module: Any, x: Tensor, residual: Tensor | None = None) -> dict[s
     if module.eps is None:
         dtype: Any = getattr(x if residual is None else residual, "dtype", None)
         stream = options.get("residual_dtype")
-        if residual is None and stream is not None:
+        if stream is not None:
             dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", stream)]
         options["eps"] = _DEFAULT_EPS.get(dtype, 0.0)
     return options

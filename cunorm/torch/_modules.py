@@ -29,13 +29,14 @@ class RMSNorm(torch.nn.RMSNorm):
 
     A row is the last axes of x, which have the shape normalized_shape::
 
-        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
+        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset) + bias
 
-    The first five arguments, the parameters and state_dict are PyTorch's. The default eps is the
-    machine epsilon of the dtype in which the installed PyTorch computes: float32 for half
-    precision, but x's dtype in earlier versions. weight_offset, which needs a weight, and
-    round_before_weight are options of `rms_norm`; a new weight is ``1 - weight_offset``. Under
-    ``torch.autocast`` on CUDA, y is float32 for an x of half precision, as in PyTorch's module.
+    The first five arguments, the parameters and state_dict are PyTorch's, but bias=True adds the
+    parameter ``bias``, as in `LayerNorm`. The default eps is the machine epsilon of the dtype in
+    which the installed PyTorch computes: float32 for half precision, but x's dtype in earlier
+    versions. weight_offset and round_before_weight are options of `rms_norm`; a new weight is
+    ``1 - weight_offset``. Under ``torch.autocast`` on CUDA, y is float32 for an x of half
+    precision, as in PyTorch's module.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.RMSNorm(2, eps=1e-6)
@@ -48,6 +49,7 @@ class RMSNorm(torch.nn.RMSNorm):
     _cunorm_options: tuple[str, ...] = ("weight_offset", "round_before_weight")
     weight_offset: float = 0.0
     round_before_weight: bool = False
+    bias: torch.nn.Parameter | None
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
@@ -58,12 +60,17 @@ class RMSNorm(torch.nn.RMSNorm):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = False,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
         shape = _options.row_shape(self, normalized_shape)
-        _options.check_dtype_and_flags(self, dtype, elementwise_affine=elementwise_affine)
+        flags = {"elementwise_affine": elementwise_affine, "bias": bias}
+        _options.check_dtype_and_flags(self, dtype, **flags)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
+        has_bias = bias and self.weight is not None
+        new = torch.nn.Parameter(torch.empty_like(self.weight)) if has_bias else None
+        self.register_parameter("bias", new)
         self._set_options(weight_offset, round_before_weight)
 
     def _set_options(self, *values: object) -> None:
@@ -73,31 +80,36 @@ class RMSNorm(torch.nn.RMSNorm):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Make the factor of every element 1."""
+        """Make the factor of every element 1, and its bias 0."""
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+        bias = getattr(self, "bias", None)  # PyTorch's __init__ makes none
+        if bias is not None:
+            torch.nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, **options_of(self, x), dtype=autocast_dtype(x))
+        options = options_of(self, x)
+        return rms_norm(x, self.weight, bias=self.bias, **options, dtype=autocast_dtype(x))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{changed_options(self)}"
+        bias = "" if self.bias is None else ", bias=True"
+        return f"{super().extra_repr()}{bias}{changed_options(self)}"
 
 
 class AddRMSNorm(RMSNorm):
     """Add x to the residual stream and normalise the stream, by `cunorm.torch.add_rms_norm`.
 
-    The new stream s is rounded to residual's dtype::
+    The new stream s is rounded to residual_dtype, by default the dtype of residual::
 
         s = x + residual
-        y = s / sqrt(mean(s * s) + eps) * (weight + weight_offset)
+        y = s / sqrt(mean(s * s) + eps) * (weight + weight_offset) + bias
 
     A pre-norm layer ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)``, ``x = f(y)``.
     A stack of layers begins with ``stream = None`` and ends with ``x + stream``.
 
-    residual_dtype is the stream's dtype, by default that of the first x; a stream of another dtype
-    is an error. The other arguments are those of `RMSNorm`, but the default eps is that of the
-    stream's dtype. round_before_weight rounds to x's dtype. ``torch.autocast`` keeps y's dtype.
+    Without a stream, residual_dtype is by default the dtype of x. The other arguments are those of
+    `RMSNorm`, but the default eps is that of the new stream's dtype. round_before_weight rounds to
+    x's dtype. ``torch.autocast`` keeps y's dtype.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.AddRMSNorm(2, eps=1e-6, residual_dtype=torch.float32)
@@ -119,18 +131,21 @@ class AddRMSNorm(RMSNorm):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = False,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
         residual_dtype: torch.dtype | str | None = None,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         self._set_options(weight_offset, round_before_weight, residual_dtype)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None
     ) -> AddNorm[Tensor]:
         """Return y and the new stream, which is x itself if residual is None."""
-        return add_rms_norm(x, residual, self.weight, **options_of(self, x, residual))
+        return add_rms_norm(
+            x, residual, self.weight, bias=self.bias, **options_of(self, x, residual)
+        )
 
 
 class GatedRMSNorm(RMSNorm):
@@ -173,10 +188,11 @@ class GatedRMSNorm(RMSNorm):
         groups: int = 1,
         gate_activation: Activation = "silu",
         gate_position: GatePosition = "post",
+        bias: bool = False,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         gate = (gate_activation, gate_position)
         self._set_options(weight_offset, round_before_weight, groups, *gate)
 
@@ -185,7 +201,7 @@ class GatedRMSNorm(RMSNorm):
         options = options_of(self, x)
         if gate is None:
             del options["gate_activation"], options["gate_position"]
-        return rms_norm(x, self.weight, gate=gate, **options)
+        return rms_norm(x, self.weight, bias=self.bias, gate=gate, **options)
 
 
 class LayerNorm(torch.nn.LayerNorm):

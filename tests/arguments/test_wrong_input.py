@@ -131,7 +131,7 @@ OPS = (
 )
 X = np.ones((5, 8), np.float32)
 NOT_TAKEN = [
-    ("rms_norm_backward", "bias", X[0], "given, expected None"),
+    ("l2_norm_backward", "bias", X[0], "given, expected None"),
     ("rms_norm_backward", "num_groups", 2, "given, expected None"),
     ("l2_norm_backward", "x_dtype", "float16", "given, expected None"),
     ("l2_norm_backward", "needs", ("bias",), "('bias',), expected the default"),

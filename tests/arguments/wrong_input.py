@@ -44,10 +44,12 @@ COMPUTE = {
     "group": "the compute type: float64 if x is, else float32",
 }
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
+OF_SAMPLES = ", or (3, 8), a row for each sample"
 OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
 HINT = f": pass {MAKE}({{}})"
 EXPAND = ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
+ROWS_OF = "pass axis=-{} for rows of this shape, of one statistic each".format
 NO_SHAPE = ": normalized_shape is not an argument, see axis"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
 Cases = Iterator[Case]
@@ -83,7 +85,9 @@ def hint_of(name: str, operand: str) -> str:
     """Return how an error says what the shape of an operand or a result has to match."""
     is_group = name in GROUP_NORMS
     if operand in ("weight", "bias"):
-        return f", one for each channel, {LAST}" if is_group else " to match x.shape[-1]"
+        return (
+            f", one for each channel, {LAST}{OF_SAMPLES}" if is_group else " to match x.shape[-1]"
+        )
     if operand in ("mean", "rstd"):
         return f", one element for each {'group of each sample' if is_group else 'row of x'}"
     return ", the shape of x"
@@ -96,8 +100,25 @@ def shapes() -> Cases:
         for shape in ((), ones, (*right, 1), (1, *right), (*right[:-1], right[-1] - 1)):
             is_narrower = key in ("residual", "gate") and shape in ((), ones)
             hint = hint_of(name, key) + (EXPAND if is_narrower else "")
-            if key != "x":
+            if key in ("weight", "bias") and shape in ((8, 1), (1, 8)):
+                hint += flat(key, heads=0 if name in GROUP_NORMS or shape[0] == 1 else 8)
+            is_right = key in ("weight", "bias") and shape == (1, *right)
+            if key != "x" and not is_right:
                 yield from shaped([name], key, [shape], f"{right}{hint}")
+
+
+def flat(argument: str, heads: int = 0) -> str:
+    """Return the end of an error for a weight or bias that has a row's size in another shape."""
+    more = f", with groups={heads} for a statistic of each head" if heads else ""
+    return f": pass {argument}.reshape(-1){more}"
+
+
+def heads() -> Cases:
+    """Yield errors for a weight and bias with an axis for heads, where x has none."""
+    for argument in ("weight", "bias"):
+        of_row, of_channel = (hint_of(name, argument) for name in ("rms_norm", "group_norm"))
+        yield from shaped(ROWS, argument, [(2, 4)], f"(8,){of_row}{flat(argument, heads=2)}")
+        yield from shaped(GROUP_NORMS, argument, [(2, 4)], f"(8,){of_channel}{flat(argument)}")
 
 
 def other_order() -> Cases:
@@ -107,7 +128,8 @@ def other_order() -> Cases:
         has_order, taken = name.startswith("add_"), parameters_of(name)
         order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
         for argument in taken & {"weight", "bias"}:
-            yield from shaped([name], argument, [(5, 8)], of_row + order)
+            remedy = f"{order}, or {ROWS_OF(2)}" if has_order else f": {ROWS_OF(2)}"
+            yield from shaped([name], argument, [(5, 8)], of_row + remedy)
         both = f"{order}, or {EXPAND.removeprefix(': ')}" if has_order else EXPAND
         yield from shaped([name], "residual", [(8,)], LIKE_X + both)
         yield from shaped([name], "gate", [(8,)], LIKE_X + EXPAND)
@@ -151,9 +173,12 @@ def few_channels() -> Cases:
         text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
         yield from each(functions_taking("num_groups"), ValueError, text, num_groups=7, **x)
         for key in ("weight", "bias"):
-            text = f"{key} has shape (5,), expected (8,), one for each channel, {size}"
+            text = f"{key} has shape (5,), expected (8,), one for each channel, {size}{OF_SAMPLES}"
             alone = {"weight": None, "bias": None} | {key: np.ones(5, "f4")}
             yield from each(GROUP_NORMS, ValueError, text, **x, **alone)
+    for key in ("weight", "bias"):
+        remedy = f"{hint_of('group_norm', key)}: pass {key}.reshape(3, 8)"
+        yield from shaped(GROUP_NORMS, key, [(3, 8, 1, 1), (3, 1, 8)], f"(8,){remedy}")
 
 
 def empty(*shape: int) -> Any:
@@ -251,15 +276,11 @@ NO_GATE = {"gate": None, "gate_position": "post", "gate_activation": "silu"}
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"
 NO_GROUPS = "groups is 2 and axis is {}, expected axis -1 with groups"
 CONFLICTS: dict[str, dict[str, Any]] = {
-    "weight_offset is 1.0, expected 0 without a weight": {"weight": None, "weight_offset": 1.0},
     "gate_position is 'pre', expected 'post' as gate is None": NO_GATE | {"gate_position": "pre"},
     "gate_activation is 'tanh', expected 'silu' as gate is None": NO_GATE
     | {"gate_activation": "tanh"},
     NO_GROUPS.format(0): {"groups": 2, "axis": 0},
     NO_GROUPS.format(-2): {"groups": 2, "axis": -2},
-    "residual has dtype float32, expected bfloat16, that of residual_dtype": {
-        "residual_dtype": "bfloat16"
-    },
     "mean is given, expected None: center is False": {"mean": np.ones(5, "f4"), "center": False},
     NO_MEAN: {"mean": None, "axis": 1},  # a group norm, which has no axis, always has a mean
 }
@@ -294,7 +315,8 @@ PARTS: dict[str, list[Iterable[Case]]] = {
         shapes(),
         shaped(ROWS, "residual gate", [(1, 8), (5, 1), (1,)], LIKE_X + EXPAND),
         shaped(ROWS, "dy d_residual", [(1, 8), (5, 1)], LIKE_X),
-        shaped(ROWS, "weight", [(8,)], "(5, 8) to match x.shape[-2:]", axis=0),
+        shaped(ROWS, "weight", [(8,)], f"(5, 8) to match x.shape[-2:]: {ROWS_OF(1)}", axis=0),
+        heads(),
         shaped(BACKWARDS, "mean rstd", [(10,), (2, 5), (5, 1)], OF_ROW, **GROUPS),
     ],
     "another order": [other_order()],

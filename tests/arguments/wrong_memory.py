@@ -153,9 +153,8 @@ def absent() -> Cases:
             others = tuple({"x", "weight", "bias"} - {operand})
             yield output.case(VALUE, ABSENT, output.right, needs=others)
             if operand != "x":
-                alone = {"weight_offset": 0.0, "gate_position": "post"}
-                more = {operand: None} | {one: alone[one] for one in alone.keys() & taken}
-                yield output.case(VALUE, ABSENT, output.right, **more)
+                more = {"gate_position": "post"} if "gate_position" in taken else {}
+                yield output.case(VALUE, ABSENT, output.right, **more | {operand: None})
     x = np.zeros((5, 8), np.float32)
     for field, array in {"dweight": x[0], "dbias": x[0], "dgate": x}.items():
         out = NormGrads(**{field: array})

@@ -34,7 +34,6 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: cunorm.layer_norm(X, normalized_shape=(8,)),
     lambda: cunorm.add_rms_norm(X),
     lambda: rms(X, residual=X),
-    lambda: rms(X, bias=X[0]),
     lambda: cunorm.l2_norm(X, dim=-1),
     lambda: cunorm.l2_norm(X, gate=X),
     lambda: rms(X, X[0], 1e-5),

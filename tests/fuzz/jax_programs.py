@@ -148,8 +148,6 @@ def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any
         given["gate"] = Use("h") if is_x else _operand(draw, operands, "gate", shape, dtype)
         options["gate_activation"] = draw.choice([*FORMULAS.activations])
         options["gate_position"] = draw.choice(["pre", "post"])
-    if "weight" not in given:
-        options.pop("weight_offset", None)
     narrow = dtype == "float32" and draw.random() < 0.1
     x_dtype = draw.choice(HALVES) if narrow else dtype
     if x_dtype != "float32":

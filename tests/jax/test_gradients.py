@@ -24,11 +24,11 @@ PRE = {"gate_position": "pre", "center": True}
 # The function, its operands besides x, and its options. Tests of cunorm.torch share most builds.
 CASES = [
     ("rms_norm", ("weight", "gate"), {"axis": 1}),
-    ("rms_norm", ("weight",), {"weight_offset": 1.0}),
+    ("rms_norm", ("weight", "bias"), {"weight_offset": 1.0}),
     ("layer_norm", ("weight", "bias"), {"axis": -2}),
     ("normalize", ("weight", "bias", "gate"), {"c": 2.0, "gate_activation": "tanh"} | PRE),
     ("l2_norm", (), {"groups": 2}),
-    ("add_rms_norm", ("residual", "weight"), {"groups": 2}),
+    ("add_rms_norm", ("residual", "weight", "bias"), {"groups": 2}),
     ("add_layer_norm", ("residual", "weight", "bias"), {}),
     ("add_normalize", ("residual", "weight", "bias", "gate"), {"groups": 2} | PRE),
     (

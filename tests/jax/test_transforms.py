@@ -168,6 +168,20 @@ def test_a_bfloat16_branch_of_a_float32_stream_has_gradients_of_each_dtype():
     np.testing.assert_array_equal(np.asarray(dx), np.asarray(dstream).astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("uses_y", [False, True])
+def test_a_stream_that_goes_on_wider_gives_residual_a_gradient_of_its_own_dtype(uses_y):
+    x, residual = (one.astype(jnp.bfloat16) for one in drawn((3, 8), (3, 8)))
+
+    def loss(residual):
+        y, stream = cunorm.jax.add_rms_norm(x, residual, residual_dtype="float32")
+        assert (y.dtype, stream.dtype) == (jnp.bfloat16, jnp.float32)
+        return (stream * jnp.arange(8.0)).sum() + (y.astype(jnp.float32).sum() if uses_y else 0)
+
+    found, exact = (jax.grad(loss)(one) for one in (residual, residual.astype(jnp.float32)))
+    assert (found.dtype, exact.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
+
+
 def test_round_before_weight_rounds_as_the_published_models_do():
     x, weight = drawn((3, 8), (8,))
     x = x.astype(jnp.bfloat16)

@@ -20,23 +20,26 @@ from tests.support.ulps import assert_same_numbers, assert_within, ulp
 SHAPE = (6, 256)
 
 
-def row(dtype="float32", mean=0.0, **options):
+def row(dtype="float32", mean=0.0, weight=SHAPE[1:], bias=SHAPE[1:], gate=SHAPE, **options):
     """Return the expected results of both directions of a row norm."""
     x, residual = (draw(n, SHAPE, dtype, mean=mean) for n in ("x", "residual"))
-    dy, gate = (draw(n, SHAPE, dtype) for n in ("dy", "gate"))
-    parameters = [optional(name, SHAPE[1], dtype) for name in ("weight", "bias")]
-    options = {"eps": 1e-6, **options} | ({"gate": gate} if "gate_position" in options else {})
+    dy = draw("dy", SHAPE, dtype)
+    parameters = [optional(*one, dtype) for one in (("weight", weight), ("bias", bias))]
+    given = {"gate": draw("gate", gate, dtype)} if "gate_position" in options else {}
+    options = {"eps": 1e-6, **options} | given
     forward = expected_forward(x, *parameters, residual, **options)
-    stream = forward.exact.residual
-    return forward, expected_backward(dy, stream, *parameters, dy, x_dtype=x.dtype, **options)
+    stream = reference.round_to(forward.exact.residual, x.dtype)
+    above = {"x_dtype": x.dtype, "branch": x}
+    return forward, expected_backward(dy, stream, *parameters, dy, **above, **options)
 
 
-def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
+def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, samples=((), ()), **options):
     """Return expected results of a group norm; channel 0 has the given weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
-    parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
+    named = zip(("weight", "bias"), samples, strict=True)
+    parameters = [optional(name, (*lead, 60), dtype) for name, lead in named]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
-        parameter[0] = value
+        parameter[..., 0] = value
     options = {"eps": 1e-5, **options}
     forward = expected_group_forward(x, 3, *parameters, **options)
     return forward, expected_group_backward(dy, x, 3, *parameters, **options)
@@ -48,7 +51,16 @@ CASES = {
     "gate after": (row, {"gate_position": "post", "weight_offset": 1.0}),
     "rounded": (row, {"dtype": "bfloat16", "round_before_weight": True}),
     "float64": (row, {"dtype": "float64", "center": True, "gate_position": "pre"}),
+    "modulated": (row, {"weight": SHAPE, "bias": (1, 256), "weight_offset": 1.0, "groups": 2}),
+    "modulated, rounded": (
+        row,
+        {"dtype": "bfloat16", "weight": SHAPE, "round_before_weight": True},
+    ),
+    "gates of rows": (row, {"dtype": "bfloat16", "gate_position": "branch", "gate": (6, 1)}),
+    "gates of columns": (row, {"gate_position": "branch", "gate": (256,), "center": True}),
+    "gates of elements": (row, {"dtype": "float64", "gate_position": "branch"}),
     "group norm": (group, {"mean": 100.0}),
+    "of samples": (group, {"samples": ((2,), (1,))}),
     "activated": (group, {"dtype": "float16", "activation": "gelu"}),
 }
 
@@ -76,6 +88,17 @@ def test_a_result_that_does_not_apply_is_refused():
     expected, _ = row()
     with pytest.raises(AssertionError, match="mean does not apply"):
         expected.check(NormForward(mean=np.zeros(SHAPE[0])))
+
+
+def test_without_the_branch_a_backward_has_no_dgate():
+    x, dy, gate = (draw(name, SHAPE, "float32") for name in ("x", "dy", "gate"))
+    options = {"eps": 1e-6, "gate": gate, "gate_position": "branch"}
+    expected = expected_backward(dy, x, None, None, **options)
+    with_branch = expected_backward(dy, x, None, None, branch=x, **options)
+    assert expected.exact.dgate is None
+    np.testing.assert_array_equal(expected.exact.dx, with_branch.exact.dx)
+    bounds = (one.bound("dx", "float32") for one in (expected, with_branch))
+    np.testing.assert_array_equal(*bounds)
 
 
 # --- arithmetic that loses digits -----------------------------------------------------------------
@@ -133,6 +156,27 @@ def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, co
     assert_within(exact.astype(np.float32), exact, bound)
     with pytest.raises(AssertionError, match="times the bound"):
         assert_within(compute(z), exact, bound)
+
+
+def test_a_stream_may_be_off_by_its_rounding_and_y_is_that_of_this_stream():
+    """With gates of 1 + 2**-8, all sums of powers of two lie between two numbers of bfloat16."""
+    low = DTYPES["bfloat16"]
+    x = (2.0 ** np.random.default_rng(0).integers(-1, 2, SHAPE)).astype(low)
+    options = {"gate": np.float32([1 + 2.0**-8]), "gate_activation": "identity", "eps": 1e-6}
+    expected = expected_forward(x, None, None, **options, gate_position="branch")
+    exact = expected.exact.residual
+    below, above, far = ((factor * x).astype(low) for factor in (1, 1 + 2.0**-7, 1 + 2.0**-6))
+    mixed = np.where(np.arange(256) % 3 == 0, below, above)
+    np.testing.assert_array_equal(exact, (below.astype(float) + above.astype(float)) / 2)
+    results = [reference.rms_norm(s).astype(np.float32) for s in (below, mixed)]
+    for stream, y, other in ((below, *results), (mixed, *results[::-1])):
+        assert expected.check(NormForward(y, stream))["residual"] <= 1.0
+        with pytest.raises(AssertionError, match=r"^y\["):
+            expected.check(NormForward(other, stream))
+    with pytest.raises(AssertionError, match=r"^residual\["):
+        expected.check(NormForward(None, np.where(np.arange(256) == 7, far, below)))
+    with pytest.raises(AssertionError, match=r"^residual is float32"):
+        expected.check(NormForward(None, exact.astype(np.float32)))
 
 
 # --- the comparison itself ------------------------------------------------------------------------

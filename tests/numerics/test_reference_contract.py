@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,31 +114,31 @@ def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
     assert positional[0] == positional[1]
 
 
+@pytest.mark.parametrize("position", ["pre", "branch"])
 @pytest.mark.parametrize("name", ["normalize", "rms_norm", "layer_norm"])
-def test_named_norms_pass_every_option_on(name):
+def test_named_norms_pass_every_option_on(name, position):
     a, own = operands(dtype=BFLOAT16), {"center": True, "eps": 1e-5} if name == "layer_norm" else {}
-    options = {"groups": 2, "weight_offset": 1.0, "round_before_weight": True, "gate": a.gate}
-    options |= {"gate_activation": "tanh", "gate_position": "pre"}
-    parameters = (a.weight,) if name == "rms_norm" else (a.weight, a.bias)
-    given = (a.x, *parameters)
-    expected = reference.normalize_forward(*given, residual=a.residual, **options, **own)
-    got = getattr(reference, f"{name}_forward")(*given, residual=a.residual, **options)
-    added = getattr(reference, f"add_{name}")(a.x, a.residual, *parameters, **options)
+    options = {"weight": a.weight, "bias": a.bias, "gate": a.gate, "gate_position": position}
+    options |= {"groups": 2, "weight_offset": 1.0, "round_before_weight": True}
+    options |= {"gate_activation": "tanh"}
+    expected = reference.normalize_forward(a.x, residual=a.residual, **options, **own)
+    got = getattr(reference, f"{name}_forward")(a.x, residual=a.residual, **options)
+    added = getattr(reference, f"add_{name}")(a.x, a.residual, **options)
     for field, same in zip((*got, *added), (*expected, *expected[:2]), strict=True):
         np.testing.assert_array_equal(field, same)
-    alone = reference.normalize_forward(*given, **options, **own).y
-    np.testing.assert_array_equal(getattr(reference, name)(*given, **options), alone)
+    alone = reference.normalize_forward(a.x, **options, **own).y
+    np.testing.assert_array_equal(getattr(reference, name)(a.x, **options), alone)
 
     options |= {"rstd": expected.rstd} | ({"mean": expected.mean} if own else {})
-    options |= {"d_residual": a.d_residual, "x_dtype": np.float16, "needs": ("x", "gate")}
-    given = (a.dy, a.residual, *parameters)
-    got = getattr(reference, f"{name}_backward")(*given, **options)
-    expected = reference.normalize_backward(*given, center=bool(own), **options)
+    options |= {"d_residual": a.d_residual, "x_dtype": np.float16, "branch": a.x}
+    options |= {"needs": ("x", "bias", "gate")}
+    got = getattr(reference, f"{name}_backward")(a.dy, a.residual, **options)
+    expected = reference.normalize_backward(a.dy, a.residual, center=bool(own), **options)
     for field, same in zip(got, expected, strict=True):
         np.testing.assert_array_equal(field, same)
 
 
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("position", ["pre", "post", "branch"])
 def test_a_backward_gives_the_requested_gradients_of_present_operands(position):
     a, options = operands(), {"gate_position": position, "center": True, "groups": 2}
     whole = row_norm(a, GATED, **options)[1], group_norm(a, 2, activation="silu")[1]
@@ -153,18 +154,32 @@ def test_a_backward_gives_the_requested_gradients_of_present_operands(position):
                 else:
                     assert getattr(grads, field) is None
     assert row_norm(a, ())[1][1:4] == (None, None, None)
+    saved = {"rstd": np.ones(5), "gate": a.gate, "gate_position": "branch"}
     with pytest.raises(ValueError, match="mean"):
-        reference.normalize_backward(a.dy, a.x, rstd=np.ones(5), center=True)
+        reference.normalize_backward(a.dy, a.x, center=True, **saved)
+    with pytest.raises(ValueError, match="branch"):
+        reference.normalize_backward(a.dy, a.x, **saved)
+    assert reference.normalize_backward(a.dy, a.x, needs=("x",), **saved).dx.shape == a.x.shape
 
 
 # --- arrays ---------------------------------------------------------------------------------------
 
 EVERY = ("residual", "weight", "bias", "gate")
+
+
+def with_parameters(a, weight, bias):
+    return SimpleNamespace(**vars(a) | {"weight": weight, "bias": bias})
+
+
 SILU = {"activation": "silu"}
+BRANCH = {"gate_position": "branch"}
 RUNS = (
     lambda a: row_norm(a, EVERY, center=True),
+    lambda a: row_norm(a, EVERY, **BRANCH),
     lambda a: group_norm(a, 2, **SILU),
     lambda a: group_norm(a, 2, channel_axis=1, **SILU),
+    lambda a: row_norm(with_parameters(a, a.gate, a.residual), center=True),
+    lambda a: group_norm(with_parameters(a, a.gate[:, 0], a.residual[:1, 0]), 2, **SILU),
 )
 LAYOUTS = {
     "every_other_row": lambda a: np.repeat(a, 2, axis=0)[::2],
@@ -191,7 +206,11 @@ def test_no_operand_is_modified_and_no_result_is_a_view():
     a = operands((2, 1, 1))  # read-only
     before = {name: array.copy() for name, array in vars(a).items()}
     options = {"center": True, "round_before_weight": True, "weight_offset": 1.0}
-    for f, grads in (row_norm(a, EVERY, **options), group_norm(a, 1, channel_axis=1)):
+    for f, grads in (
+        row_norm(a, EVERY, **options),
+        row_norm(a, EVERY, **options, **BRANCH),
+        group_norm(a, 1, channel_axis=1),
+    ):
         results = {id(array): array for array in (*f, *grads) if array is not None}
         arrays = [*vars(a).values(), *results.values()]
         for one, other in itertools.combinations(arrays, 2):
@@ -208,6 +227,10 @@ def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
         assert f.mean.shape == f.rstd.shape == (0, 2)
         np.testing.assert_array_equal(grads.dweight, np.zeros(8))
         np.testing.assert_array_equal(grads.dbias, np.zeros(8))
+    a = with_parameters(a, a.x, a.weight[None])
+    for _, grads in (row_norm(a, EVERY, **options | BRANCH), group_norm(a, 2, **SILU)):
+        assert grads.dweight.shape == (0, 8)
+        np.testing.assert_array_equal(grads.dbias, np.zeros((1, 8)))
 
 
 # --- special rows ---------------------------------------------------------------------------------

@@ -69,6 +69,61 @@ def test_a_row_norm_is_exact_to_its_own_ulps(width, mean, center):
             check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
 
 
+@pytest.mark.parametrize("width", [1, 3, 31])
+def test_a_modulated_norm_is_exact_to_its_own_ulps(width):
+    """Each row has a weight; two samples of three rows have a bias each."""
+    a = operands((2, 3, width), weight=(2, 3, width), bias=(2, 1, width))
+    options, parts = {"eps": 1e-6, "center": True}, {}
+    for row in np.ndindex(2, 3):
+        given = a.x[row], a.weight[row], a.bias[row[0], 0], a.dy[row]
+        for name, array in in_decimals(*given, options["eps"], center=True).items():
+            parts.setdefault(name, []).append(array)
+    exact = {name: np.stack(arrays) for name, arrays in parts.items()}
+    columns = a.dy.swapaxes(1, 2).reshape(2 * width, 3)
+    exact["dbias"] = np.array([math.fsum(column) for column in columns])
+    f, grads = row_norm(a, **options)
+    given = a.weight, a.bias
+    check(f, expected_forward(a.x, *given, **options), exact)
+    check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
+
+
+decimals = np.vectorize(lambda v: Decimal(float(v)), otypes=[object])
+
+
+@pytest.mark.parametrize("activation", ["identity", "sigmoid"])
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((3, 31), ()), ((31,), (0,)), ((3, 1), (1,)), ((1,), (0, 1))]
+)
+def test_a_gate_of_the_branch_is_exact_to_its_own_ulps(shape, shared, activation):
+    """In every other column, the sum with residual cancels almost all digits."""
+    a, options = operands((3, 31), gate=shape), {"eps": 1e-6, "gate_activation": activation}
+    cancelling = -a.x * ACTIVATIONS[activation].value(a.gate)
+    a.residual = np.where(np.arange(31) % 2, a.residual, cancelling)
+    options["gate_position"] = "branch"
+    f, grads = row_norm(a, ("residual", "gate"), **options)
+    ones, rows = np.ones(31), zip(f.residual, a.dy, strict=True)
+    normed = [in_decimals(s, ones, 0 * ones, dy, options["eps"], False) for s, dy in rows]
+    exact = {name: np.stack([row[name] for row in normed]) for name in ("y", "rstd", "dx")}
+    exact["dresidual"] = exact["dx"] + a.d_residual
+    with localcontext() as context:
+        context.prec = 60
+        arrays = a.x, a.residual, a.gate, exact["dresidual"]
+        x, residual, gate, ds = (decimals(array) for array in arrays)
+        g = np.vectorize(EXACT[activation], otypes=[object])(gate)
+        slope = g * (1 - g) if activation == "sigmoid" else 1
+        exact["dx"] = ds * g
+        error = np.abs(decimals(f.residual) - (x * g + residual)).astype(float)
+        exact["dgate"] = slope * (ds * x).sum(axis=shared, keepdims=True).reshape(shape)
+    exact = {name: array.astype(float) for name, array in exact.items()}
+    options["gate"] = a.gate
+    given = a.x, None, None, a.residual
+    expected = expected_forward(*given, stream=f.residual, **options)
+    assert_within(error, 0 * error, expected.bound("residual", "float64") / 2, "residual")
+    check(f, expected, exact)
+    given = a.dy, f.residual, None, None, a.d_residual
+    check(grads, expected_backward(*given, branch=a.x, **options), exact)
+
+
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize(("depth", "positions"), [(1, 1), (2, 1), (1, 3), (5, 7), (3, 331)])
 def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
@@ -93,11 +148,17 @@ def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
 
 
 def test_parameter_gradients_of_many_rows_keep_their_digits():
-    a = operands((200_000, 2))
-    a.dy = np.full(a.x.shape, 0.1)
-    for make in (row_norm, lambda a: group_norm(a, 2, channel_axis=-1)):
-        dbias = make(a)[1].dbias
-        np.testing.assert_allclose(dbias, math.fsum(a.dy[:, 0]), rtol=4 * 2.0**-53)
+    for shape, bias, rows in (
+        ((200_000, 2), (2,), 200_000),
+        ((2, 100_000, 2), (1, 2), 200_000),
+        ((2, 100_000, 2), (2, 1, 2), 100_000),
+    ):
+        a = operands(shape, bias=bias)
+        a.dy = np.full(shape, 0.1)
+        right = {"desired": math.fsum([0.1] * rows), "rtol": 4 * 2.0**-53}
+        np.testing.assert_allclose(row_norm(a)[1].dbias, **right)
+        a.bias = a.bias.reshape(-1, 2)  # of all samples, or of each
+        np.testing.assert_allclose(group_norm(a, 2)[1].dbias, **right)
 
 
 # --- activations ----------------------------------------------------------------------------------

@@ -84,35 +84,40 @@ def test_named_norms_are_those_of_torch(name, affine):
 
 def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
     """Return the stream and y; `low` is the dtype to which values are rounded before weight."""
-    s = t["x"] + t["residual"] if "residual" in t else t["x"]
-    p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
-    gate = torch_activation(activation)(t["gate"]).reshape(p.shape) if activation else 1.0
-    p = p * gate if position == "pre" else p
+    gate = torch_activation(activation)(t["gate"]) if activation else 1.0
+    s = t["x"] * gate if position == "branch" else t["x"]
+    s = s + t["residual"] if "residual" in t else s
+    p = s * gate if position == "pre" else s
+    p = p.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
     q = p - p.mean(-1, keepdim=True) if center else p
     kr = C / q.shape[-1] ** 0.5 * q / ((q * q).mean(-1, keepdim=True) + EPS).sqrt()
     if low is not None:
         rounded = reference.round_to(kr.detach().numpy(), low).astype(np.float64)
         kr = kr + (torch.tensor(rounded) - kr).detach()
-    n = kr * (t["weight"] + offset).reshape(groups, -1) if "weight" in t else kr
-    n = n + t["bias"].reshape(groups, -1) if "bias" in t else n
-    return s, (n * gate if position == "post" else n).reshape(s.shape)
+    n = kr.reshape(s.shape)
+    n = n * (t["weight"] + offset) if "weight" in t else n
+    n = n + t["bias"] if "bias" in t else n
+    return s, n * gate if position == "post" else n
 
 
-def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **kwargs):
-    a = operands(shape, shape[axis:])
+def check(given, *, shape=(2, 3, 12), axis=-1, low=None, shapes=None, **kwargs):
+    a = operands(shape, shape[axis:], **shapes or {})
     a.x = a.x if low is None else reference.round_to(a.x, low)
     t = leaves(a, "x", *given)
     s, y = torch_norm(t, shape[axis:], low=low, **kwargs)
     loss = (y * torch.tensor(a.dy)).sum()
-    loss = loss + (s * torch.tensor(a.d_residual)).sum() if "residual" in t else loss
+    if "residual" in t or kwargs.get("position") == "branch":
+        loss = loss + (s * torch.tensor(a.d_residual)).sum()
     loss.backward()
     options = {"c": C, "axis": axis, "center": kwargs["center"], "groups": kwargs.get("groups", 1)}
     options |= {"weight_offset": kwargs.get("offset", 0.0), "round_before_weight": low is not None}
     if "gate" in given:
         options |= {"gate_activation": kwargs["activation"], "gate_position": kwargs["position"]}
     f, grads = row_norm(a, given, eps=EPS, **options)
-    with at(given, kwargs):
+    with at(given, shapes, kwargs):
         assert_as_torch(f, grads, y, t)
+        if f.residual is not None:
+            np.testing.assert_allclose(f.residual, s.detach().numpy(), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("low", [None, *NARROW], ids=str)
@@ -134,6 +139,44 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
     for position, center in product(("pre", "post"), (False, True)):
         kwargs = {"activation": activation, "position": position, "center": center}
         check(("residual", "weight", "bias", "gate"), groups=3, **kwargs)
+
+
+OF_ROWS = [(12,), (1, 12), (2, 1, 12), (1, 3, 12), (3, 12), (2, 3, 12), (1, 1, 12)]
+OF_FRAMES = [(2, 3, 1, 12), (3, 1, 12), (2, 1, 4, 12), (2, 1, 1, 12), (12,)]
+OF_WIDE_ROWS = [(2, 1, 2, 6), (3, 2, 6), (2, 3, 2, 6), (1, 2, 6), (2, 6)]
+OF_BRANCHES = [(2, 3, 12), (12,), (2, 1, 12), (2, 1, 1), (2, 3, 1), (1,), (1, 3, 12), (3, 1)]
+
+
+@pytest.mark.parametrize("position", [None, "post"])
+def test_weights_and_biases_that_vary_over_rows_and_their_gradients_are_those_of_torch(position):
+    gate, activation = ((), None) if position is None else (("gate",), "silu")
+    kwargs = {"activation": activation, "position": position, "offset": 1.0}
+    for weight, bias in product(OF_ROWS, OF_ROWS):
+        for groups, center in ((1, True), (3, False), (12, True)):
+            given, shapes = ("residual", "weight", "bias", *gate), {"weight": weight, "bias": bias}
+            check(given, shapes=shapes, groups=groups, center=center, **kwargs)
+    for shape, axis, of_parameters in (
+        ((2, 3, 4, 12), -1, OF_FRAMES),
+        ((2, 3, 2, 6), -2, OF_WIDE_ROWS),
+    ):
+        for weight, bias in zip(of_parameters, of_parameters[1:] + of_parameters[:1], strict=True):
+            shapes = {"weight": weight, "bias": bias}
+            for given in (("weight",), ("bias",), ("weight", "bias")):
+                here = {"shape": shape, "axis": axis, "shapes": shapes, "center": True}
+                check((*given, *gate), **here, **kwargs)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gate_of_the_branch_and_its_gradient_are_those_of_torch(activation):
+    kwargs = {"position": "branch", "activation": activation}
+    for gate, groups in product(OF_BRANCHES, (1, 3)):
+        shapes = {"gate": gate, "weight": (2, 1, 12)}
+        check(("gate",), shapes=shapes, groups=groups, center=False, **kwargs)
+        given = ("residual", "weight", "bias", "gate")
+        check(given, shapes=shapes, groups=groups, center=True, **kwargs)
+    for gate in (*OF_WIDE_ROWS, (2, 3, 1, 1), (2, 1, 1, 1), (1, 1)):
+        here = {"shape": (2, 3, 2, 6), "axis": -2, "shapes": {"gate": gate}, "center": True}
+        check(("residual", "weight", "gate"), **here, **kwargs)
 
 
 # --- group norms ----------------------------------------------------------------------------------
@@ -165,17 +208,60 @@ def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
                 assert_as_torch(*group_norm(a, groups, given, eps=EPS, **kwargs), y, t)
 
 
+@pytest.mark.parametrize("channel_axis", [-1, 1])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_weights_and_biases_of_samples_and_their_gradients_are_those_of_torch(
+    activation, channel_axis
+):
+    kwargs = {"activation": activation, "channel_axis": channel_axis}
+    for channels, positions, groups in GROUPED:
+        shape = (3, *positions, channels) if channel_axis == -1 else (3, channels, *positions)
+        of_samples = [(3, channels), (1, channels), (channels,)]
+        for weight, bias in product(of_samples, of_samples):
+            a = operands(shape, weight=weight, bias=bias)
+            t = leaves(a, "x", "weight", "bias")
+            n = functions.group_norm(torch.movedim(t["x"], channel_axis, 1), groups, eps=EPS)
+            ones = [1] * len(positions)
+            w, b = (t[name].reshape(*t[name].shape, *ones) for name in ("weight", "bias"))
+            y = torch.movedim(torch_activation(activation)(n * w + b), 1, channel_axis)
+            (y * torch.tensor(a.dy)).sum().backward()
+            with at(shape, groups, weight, bias):
+                assert_as_torch(*group_norm(a, groups, eps=EPS, **kwargs), y, t)
+
+
 # --- the stream -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("residual_dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=str)
-def test_a_sum_is_rounded_to_the_residuals_dtype_as_by_torch(x_dtype, residual_dtype):
+def test_a_sum_is_rounded_to_the_streams_dtype_as_by_torch(x_dtype, residual_dtype):
     a = operands((50, 8))
     x, residual = a.x.astype(x_dtype), (100 * a.residual).astype(residual_dtype)
-    compute = torch.float64 if np.float64 in (x_dtype, residual_dtype) else torch.float32
-    exact = [torch.tensor(v.astype(np.float64)).to(compute) for v in (x, residual)]
-    expected = sum(exact).to(getattr(torch, residual_dtype.name)).double().numpy()
-    result = reference.normalize_forward(x, residual=residual)
-    assert result.residual.dtype == residual_dtype
-    np.testing.assert_array_equal(result.residual.astype(np.float64), expected)
+    # torch rounds float64 to half precision by way of float32, which changes a few numbers.
+    streams = [d for d in DTYPES.values() if x_dtype != np.float64 or d.itemsize > 2]
+    for given in (None, *streams):
+        stream = given or residual_dtype
+        compute = torch.float64 if np.float64 in (x_dtype, stream) else torch.float32
+        exact = [torch.tensor(v.astype(np.float64)).to(compute) for v in (x, residual)]
+        expected = sum(exact).to(getattr(torch, stream.name)).double().numpy()
+        for function in (reference.normalize_forward, reference.add_normalize):
+            result = function(x, residual=residual, residual_dtype=given)
+            assert result.residual.dtype == stream
+            np.testing.assert_array_equal(result.residual.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("residual_dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=str)
+def test_a_gated_branch_and_its_sum_are_rounded_once_to_the_streams_dtype(x_dtype, residual_dtype):
+    a = operands((50, 8), gate=(8,))
+    x, residual = a.x.astype(x_dtype), (100 * a.residual).astype(residual_dtype)
+    gate = {"gate": a.gate, "gate_position": "branch"}
+    branch = x.astype(np.float64) * ACTIVATIONS["silu"].value(a.gate)
+    for more, exact, dtype in (
+        ({"residual": residual}, branch + residual.astype(np.float64), residual_dtype),
+        ({"residual_dtype": residual_dtype}, branch, residual_dtype),
+        ({}, branch, x_dtype),
+    ):
+        stream = reference.normalize_forward(x, **more, **gate).residual
+        assert stream.dtype == dtype
+        np.testing.assert_array_equal(stream, reference.round_to(exact, dtype))

@@ -8,19 +8,21 @@ import pytest
 
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
-from cunorm.reference.tolerance import Tolerance, bound, worst_error
+from cunorm.reference.tolerance import Tolerance, bound, exact_of_stream, worst_error
 from cunorm.results import AddNorm
 from tests.support import bounds, group_bounds
 from tests.support.internals import operators, row_operands, text
-from tests.support.operands import NORMS, draw, parameters
+from tests.support.operands import DTYPES, NORMS, draw, optional, parameters
 
 TINY = 1e-30  # larger than the error of any underflow
 
 
-def drawn(dtype="float32", shape=(48, 48)):
-    rows = ("x", "residual", "dy", "d_residual", "gate")
+def drawn(dtype="float32", shape=(48, 48), gate=None, **parameter_shapes):
+    rows = ("x", "residual", "dy", "d_residual")
     operands = {name: draw(name, shape, dtype) for name in rows}
-    return operands | parameters(NORMS["layer_norm"], shape[-1], "float32")
+    operands["gate"] = draw("gate", gate or shape, dtype)
+    operands |= parameters(NORMS["layer_norm"], shape[-1], "float32")
+    return operands | {n: optional(n, s, "float32") for n, s in parameter_shapes.items()}
 
 
 def bounds_of_the_tests(operands, options, eps):
@@ -33,16 +35,16 @@ def bounds_of_the_tests(operands, options, eps):
     options = {"center": b is not None, "gate": operands.get("gate"), **options}
     forward = bounds.expected_forward(x, w, b, operands.get("residual"), **options)
     stream = x if forward.exact.residual is None else forward.exact.residual
-    d_residual = operands.get("d_residual")
-    return forward, bounds.expected_backward(dy, stream, w, b, d_residual, **options)
+    options |= {"branch": x, "d_residual": operands.get("d_residual")}
+    return forward, bounds.expected_backward(dy, stream.astype(x.dtype), w, b, **options)
 
 
 def assert_near(tolerances, expected, dtype, most, least=0.999):
     """Check that the demo's bounds are `least` to `most` times those of the tests."""
     for of_tests, errors in zip(expected, tolerances, strict=True):
         fields = {n: e for n, e in of_tests.exact._asdict().items() if e is not None}
-        for name in fields.keys() - {"residual"}:
-            stored = dtype if name in ("y", "dx", "dresidual", "dgate") else "float32"
+        for name in fields.keys() & of_tests.errors.keys():
+            stored = "float32" if name in ("mean", "rstd", "dweight", "dbias") else dtype
             ours = bound(fields[name], errors[name], stored)
             ratio = (ours + TINY) / (of_tests.bound(name, stored) + TINY)
             assert least < ratio.min() <= ratio.max() < most, name
@@ -65,8 +67,21 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
 
 GATES = product(ACTIVATIONS, ("pre", "post"), (False, True))
 NAMES = ("gate_activation", "gate_position", "center")
+SHAPE = (6, 8, 48)
+OF_ROWS = [(48,), (1, 48), (6, 1, 48), (8, 48), SHAPE]
 ANY_GATE = [dict(zip(NAMES, one, strict=True), groups=3, weight_offset=1.0) for one in GATES]
 WIDE = [({"center": True}, (3, width), 1.001) for width in (16384, 16385)]
+
+
+def assert_tolerance_near(options, operands, dtype="float32", most=1.001):
+    """Check the bounds of both directions, for the exact stream of a gate on the branch."""
+    forward, backward = bounds_of_the_tests(operands, options, eps=1e-5)
+    stream = None
+    if options.get("gate_position") == "branch":
+        stream = reference.round_to(forward.exact.residual, operands["x"].dtype)
+    tolerance = Tolerance(operands, options, 1e-5, forward.exact, stream)
+    tolerances = tolerance.forward(), tolerance.backward(operands["dy"], operands.get("d_residual"))
+    assert_near(tolerances, (forward, backward), dtype, most)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +101,62 @@ def test_bounds_with_any_activation_and_of_wide_rows_are_those_of_the_tests_or_w
         operands["gate"] = np.clip(2 * operands["gate"], -4.0, 4.0)
     else:
         del operands["gate"], operands["d_residual"]
-    expected = bounds_of_the_tests(operands, options, eps=1e-5)
-    tolerance = Tolerance(operands, options, 1e-5, expected[0].exact)
-    tolerances = tolerance.forward(), tolerance.backward(operands["dy"], operands.get("d_residual"))
-    assert_near(tolerances, expected, "float32", most)
+    assert_tolerance_near(options, operands, most=most)
+
+
+@pytest.mark.parametrize("weight", OF_ROWS)
+@pytest.mark.parametrize("bias", OF_ROWS[1:4])
+def test_bounds_of_modulated_norms_are_those_of_the_tests(weight, bias):
+    operands = drawn(shape=SHAPE, weight=weight, bias=bias)
+    del operands["gate"]
+    assert_tolerance_near({"center": True, "groups": 3, "c": 2.0}, operands)
+    del operands["residual"], operands["d_residual"]
+    assert_tolerance_near({"center": True, "axis": -1, "weight_offset": 1.0}, operands)
+
+
+@pytest.mark.parametrize("gate", [*OF_ROWS, (6, 1, 1), (8, 1), (1,)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bounds_of_a_gate_on_the_branch_are_those_of_the_tests_or_wider(activation, gate):
+    options = {"gate_position": "branch", "gate_activation": activation, "center": True}
+    for dtype in ("float32", "bfloat16"):
+        operands = drawn(dtype, SHAPE, gate=gate, weight=(6, 1, 48))
+        operands["gate"] = np.clip(operands["gate"], -2.0, 2.0)
+        assert_tolerance_near(options, operands, dtype, most=3.0)
+        del operands["residual"], operands["d_residual"]
+        assert_tolerance_near(options | {"groups": 3}, operands, dtype, most=3.0)
+
+
+def test_a_stream_may_be_rounded_to_either_side_and_y_is_that_of_this_stream():
+    """With gates of 1 + 2**-8, all sums of powers of two lie between two numbers of bfloat16."""
+    low, gate = DTYPES["bfloat16"], {"gate_activation": "identity", "gate_position": "branch"}
+    x = (2.0 ** np.random.default_rng(0).integers(-1, 2, SHAPE)).astype(low)
+    operands = {"x": x, "gate": np.float32([1 + 2.0**-8])}
+    below, above, far = ((factor * x).astype(low) for factor in (1, 1 + 2.0**-7, 1 + 2.0**-6))
+    mixed = np.where(np.arange(48) % 3 == 0, below, above)
+
+    def forward(operands):
+        return reference.normalize_forward(**operands, **gate)
+
+    def worst(stream, normed):
+        exact = exact_of_stream(forward, operands, "identity", stream)
+        errors = Tolerance(operands, gate, 1e-6, exact, stream).forward()
+        y = reference.rms_norm(normed).astype(np.float32)
+        return worst_error(AddNorm(y, stream), exact, errors)
+
+    assert worst(below, below) <= 1.0 and worst(mixed, mixed) <= 1.0
+    assert worst(mixed, below) > 1.0
+    assert worst(far, far) > 1.0
+
+
+@pytest.mark.parametrize("channel_axis", [-1, 1])
+@pytest.mark.parametrize(("weight", "bias"), [((6, 48), (1, 48)), ((48,), (6, 48))])
+def test_bounds_of_group_norms_with_parameters_of_samples_are_those_of_the_tests(
+    weight, bias, channel_axis
+):
+    shape = SHAPE if channel_axis == -1 else (6, 48, 8)
+    operands = drawn(shape=shape, weight=weight, bias=bias)
+    operands = {name: operands[name] for name in ("x", "dy", "weight", "bias")}
+    assert_tolerance_near({"num_groups": 3, "channel_axis": channel_axis}, operands)
 
 
 def test_a_group_norm_that_rounds_its_mean_fails_the_demo():

@@ -7,6 +7,7 @@ import pytest
 import cunorm
 from cunorm import AddNorm, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import check_backward, check_forward
+from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy, get_all
 from tests.support.norm_checks import check_norm
 from tests.support.operands import DTYPES, assert_same_bits, draw, optional
@@ -90,6 +91,31 @@ def test_dtype_is_the_dtype_of_y_and_of_no_other_result(y_dtype):
     assert_same_bits(cunorm.rms_norm(x, weight, dtype=DTYPES[y_dtype]), result.y)
     y = cunorm.instance_norm(x.reshape(5, 8, 5), dtype=y_dtype)
     assert_same_bits(y, cunorm.group_norm(x.reshape(5, 8, 5), 5, dtype=DTYPES[y_dtype]))
+
+
+STREAMS = [
+    *(("bfloat16", "bfloat16", "float32"), ("float32", "float16", "bfloat16")),
+    *(("float16", "float32", "float64"), ("bfloat16", "float64", "float32")),
+]
+
+
+@pytest.mark.parametrize(("x", "residual", "stream"), STREAMS)
+def test_a_stream_goes_on_in_residual_dtype(device, x, residual, stream):
+    """The sum is rounded once from the compute type, which follows from x and the new stream."""
+    case = {"shape": (1, 1, 9, 100), "x": x, "stream": f"+ {residual} as {stream}", "given": ()}
+    found = call_of("row_norm_forward", case, device).check()
+    assert (found.y.dtype, found.residual.dtype) == (DTYPES[x], DTYPES[stream])
+    assert found.rstd.dtype == (np.float64 if stream == "float64" else np.float32)
+
+
+def test_an_offset_without_a_weight_changes_nothing(device):
+    x, dy = (device.put(draw(name, (5, 40), "float32")) for name in ("x", "dy"))
+    found = []
+    for options in ({}, {"weight_offset": 1.0}):
+        f = cunorm.rms_norm_forward(x, **options)
+        found.append((f.y, cunorm.rms_norm_backward(dy, x, rstd=f.rstd, **options).dx))
+    for plain, offset in zip(*found, strict=True):
+        assert_same_bits(device.get(offset), device.get(plain))
 
 
 PROMOTED = {

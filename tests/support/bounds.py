@@ -9,17 +9,21 @@ float64, and the counts are doubled, because the oracle computes in float64 and 
 Bounds hold for inputs whose squares neither overflow nor underflow in the compute type. Only the
 bounds of gates, activations and products with them allow for a flush of subnormals to 0.
 
-`row_errors`, `gate_bounds` (activations) and `group_bounds` (group norms) have the bounds.
+`row_errors`, `gate_bounds` (activations), `branch_bounds` (gates of the branch) and `group_bounds`
+(group norms) have the bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cunorm import reference
+from cunorm.reference.rows import sum_to
+from tests.support.branch_bounds import branch_of
 from tests.support.gate_bounds import count
 from tests.support.row_errors import Options, Rows
 from tests.support.ulps import Array, assert_same_numbers, assert_within, rounding, ulp, unit
@@ -32,11 +36,14 @@ class Expected(NamedTuple):
 
     `errors` has, for each field, a function that bounds the field's error before the store. For
     dweight and dbias it returns two arrays: the sum of abs(summand), and a further error.
+    With a gate on the branch, a stream may be off by its bound, and `of_stream` returns what is
+    expected of the norm of the stream that a call returned.
     """
 
     exact: Any
     errors: dict[str, Callable[[], Any]]
     compute: str
+    of_stream: Callable[..., Expected] | None = None
 
     @np.errstate(all="ignore")
     def bound(self, name: str, dtype: str) -> Array:
@@ -50,13 +57,15 @@ class Expected(NamedTuple):
 
     def check(self, result: Any) -> dict[str, float]:
         """Check fields that are not None; return each field's worst error in units of its bound."""
+        if self.of_stream is not None and result.residual is not None:
+            return self.of_stream(stream=result.residual).check(result)
         worst = {}
-        for name, actual in result._asdict().items():
+        for name, actual in sorted(result._asdict().items(), key=lambda one: one[0] != "residual"):
             if actual is None:
                 continue
             exact = getattr(self.exact, name)
             assert exact is not None, f"{name} does not apply here, and should be None"
-            if name == "residual":
+            if name not in self.errors:  # a stream that is exact
                 worst[name] = assert_same_numbers(actual, exact, name)
             else:
                 bound = self.bound(name, str(actual.dtype))
@@ -78,36 +87,58 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Check a NormGrads of NumPy arrays against the oracle; fields that are None are skipped.
 
     Takes dy, x, weight, bias, d_residual and options. If the forward returned a stream, x is the
-    stream, and x_dtype is the dtype of the forward's x, to which round_before_weight rounds. The
-    oracle computes its own statistics from x. Returns the worst error of each field in units of its
-    bound.
+    stream, and x_dtype is the dtype of the forward's x, to which round_before_weight rounds. With a
+    gate on the branch, `branch` is the forward's x, without which dgate is None. The oracle
+    computes its own statistics from x. Returns the worst error of each field in units of its bound.
     """
     return expected_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
-def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Expected:
-    more = {"residual": residual, "residual_dtype": residual_dtype}
+def expected_forward(
+    x, weight, bias, residual=None, *, residual_dtype=None, stream=None, **options
+) -> Expected:
+    """Return what is expected of a forward; `check_forward` has the arguments.
+
+    With a gate on the branch, `stream` is the stream that the call returned.
+    """
+    norm, more = Options(**options), {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
-    compute, stream = compute_type(x, residual, exact.residual), exact.residual
-    stream = x if stream is None else stream
-    rows = Rows(stream, weight, bias, Options(**options), compute=compute, rounded_to=x.dtype)
-    errors = {
+    compute, normed = compute_type(x, exact.residual), exact.residual
+    branch, errors, of_stream = branch_of(x, norm, compute), {}, None
+    if branch is not None:
+        if stream is None:
+            of_stream = partial(expected_forward, x, weight, bias, **more, **options)
+        else:
+            assert stream.dtype == normed.dtype, f"residual is {stream.dtype}"
+            given, normed = (np.zeros_like(x), weight, bias), stream  # the sum is the stream
+            exact = reference.normalize_forward(*given, residual=stream, **options | {"gate": None})
+        exact = exact._replace(residual=branch.stream(residual))
+        errors["residual"] = lambda: branch.stream_error(residual)
+    normed = x if normed is None else normed
+    rows = Rows(normed, weight, bias, norm, compute=compute, rounded_to=x.dtype)
+    errors |= {
         "y": lambda: np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape),
         "mean": lambda: rows.mean_error().reshape(exact.mean.shape),
         "rstd": lambda: rows.rstd_error().reshape(exact.rstd.shape),
     }
-    return Expected(exact, errors, compute)
+    return Expected(exact, errors, compute, of_stream)
 
 
 @np.errstate(all="ignore")
-def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Expected:
+def expected_backward(
+    dy, x, weight, bias, d_residual=None, *, branch=None, x_dtype=None, **options
+) -> Expected:
     norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
     kwargs = {name: value for name, value in options.items() if name != "eps"}
     kwargs |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
-    exact = reference.normalize_backward(dy, x, weight, bias, **kwargs)
     compute = compute_type(x)
+    gated = branch_of(branch, norm, compute)
+    if gated is not None:
+        kwargs["branch"] = branch
+        kwargs["needs"] = ("x", "weight", "bias", *["gate"] * (branch is not None))
+    exact = reference.normalize_backward(dy, x, weight, bias, **kwargs)
     rows = Rows(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
@@ -115,12 +146,17 @@ def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **o
     def row_bound(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
         return lambda: np.broadcast_to(error(dy, *given), dy.shape).reshape(x.shape)
 
-    def sum_bound(terms: Callable[..., Any]) -> Callable[[], Any]:
-        return lambda: [t.sum(axis=0).reshape(x.shape[norm.axis :]) for t in terms(dy)]
+    def sum_bound(terms: Callable[..., Any], operand: Any) -> Callable[[], Any]:
+        return lambda: [sum_to(t.reshape(x.shape), operand.shape) for t in terms(dy)]
 
     errors = dict.fromkeys(("dx", "dresidual"), row_bound(rows.ds_error, *stream))
     errors["dgate"] = row_bound(rows.dgate_error)
-    errors |= {"dweight": sum_bound(rows.dweight_terms), "dbias": sum_bound(rows.dbias_terms)}
+    if gated is not None:
+        ds, ds_error = exact.dresidual, errors["dresidual"]
+        errors["dx"] = lambda: gated.dx_error(ds, ds_error())
+        errors["dgate"] = lambda: gated.dgate_error(ds, ds_error())
+    errors["dweight"] = sum_bound(rows.dweight_terms, weight)
+    errors["dbias"] = sum_bound(rows.dbias_terms, bias)
     return Expected(exact, errors, compute)
 
 

@@ -24,8 +24,9 @@ _OF_NORM = {
 _OF_GROUPS = {"weight": NARROW, "bias": NARROW, "activation": (None, "silu", "gelu", "relu")}
 FACTORS: dict[str, dict[str, Any]] = {
     "row_norm_forward": {
-        **{"x": tuple(DTYPES), "y": NARROW, "stream": (None, "+ float32", "as bfloat16")},
-        **{"in_place": (None, "x", "all"), **_OF_NORM},
+        **{"x": tuple(DTYPES), "y": NARROW, "in_place": (None, "x", "all")},
+        "stream": (None, "+ float32", "as bfloat16", "+ bfloat16 as float32"),
+        **_OF_NORM,
     },
     "row_norm_backward": {
         **{"x": tuple(DTYPES), "dy": (*NARROW[1:], "float16"), "d_residual": NARROW, "dx": NARROW},

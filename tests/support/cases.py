@@ -33,13 +33,13 @@ _NORM = {
 _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
 # The default case. An operand whose dtype is None is absent; y and dx have x's dtype if theirs is
 # None, dgate has the gate's. `stream` is "+ float32" for a residual of float32, "as float32" for a
-# residual_dtype of float32. `shape` ends with the width of a group (named layouts need three axes
-# before it); group norms have `samples` instead. `layouts` is the name of one layout; or an index,
-# from which the named layouts rotate; or functions, used in rotation, that allocate an array of a
-# shape and dtype. `results` has such functions for results. `given` names the results that get
-# arrays; None gives arrays to all results of x's shape. `picked` has the indices of the rows or
-# samples to keep; None keeps all. `values` is the kind of numbers in x and residual, `scale` their
-# factor; `dy_scale` is the factor of dy and d_residual.
+# residual_dtype of float32, "+ bfloat16 as float32" for both. `shape` ends with the width of a
+# group (named layouts need three axes before it); group norms have `samples` instead. `layouts` is
+# the name of one layout; or an index, from which the named layouts rotate; or functions, used in
+# rotation, that allocate an array of a shape and dtype. `results` has such functions for results.
+# `given` names the results that get arrays; None gives arrays to all results of x's shape. `picked`
+# has the indices of the rows or samples to keep; None keeps all. `values` is the kind of numbers in
+# x and residual, `scale` their factor; `dy_scale` is the factor of dy and d_residual.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -166,8 +166,6 @@ def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
         shape = (1, 1, len(picked), *row)
         arranged["pick"] = lambda values: values.reshape(-1, *row)[picked].reshape(shape)
     options = {name: case[name] for name in _NORM}
-    if case["weight"] is None:
-        options["weight_offset"] = 0.0
     if case["gate"] is None:
         options |= {"gate_activation": "silu", "gate_position": "post"}
 
@@ -214,12 +212,13 @@ def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
 def _add_forward(case: Case, is_row: bool, make: Draws, inputs: Any, options: Any) -> Any:
     outputs = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
     if is_row:
-        kind, _, stream = (case["stream"] or "").partition(" ")
-        inputs["residual"] = make.large(stream if kind == "+" else None)
-        options |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
-        if kind:
-            over = inputs["residual"] if case["in_place"] == "all" else None
-            outputs["residual"] = over or make.result(stream)
+        words = (case["stream"] or "").split()
+        dtypes = dict(zip(words[::2], words[1::2], strict=True))
+        inputs["residual"] = make.large(dtypes.get("+"))
+        options |= {"residual_dtype": DTYPES[dtypes["as"]]} if "as" in dtypes else {}
+        if words:
+            over = inputs["residual"] if case["in_place"] == "all" and "as" not in dtypes else None
+            outputs["residual"] = over or make.result(words[-1])
     operands = _hosts(inputs) | options
     options["eps"] = case["eps"]
     if case["given"]:

@@ -125,10 +125,6 @@ def cases() -> list[Case]:
         accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
         if "d_residual" in accepted:  # `warmup` also takes the forward's options
             accepted |= {"residual", "residual_dtype"}
-        if case.get("residual") == "auto" and case["op"].startswith("add_"):
-            case["residual_dtype"] = None
-        if "weight" not in accepted or not case["weight"]:
-            case["weight_offset"] = 0.0
         if not case.get("gate"):
             case |= {"gate_activation": "silu", "gate_position": "post"}
         found.append({name: case[name] for name in case if name in accepted})
@@ -174,7 +170,7 @@ def _row_arrays(case: Case, make: Make) -> dict[str, Any]:
     if not case["op"].endswith("_backward"):
         return given | {"x": make(shape, x), "residual_dtype": case.get("residual_dtype")}
     residual, groups = dtypes.get("residual"), case["groups"]
-    stream = residual or case.get("residual_dtype") or x
+    stream = case.get("residual_dtype") or residual or x
     has_more = case.get("d_residual", False)
     has_more = (residual is not None or stream != x) if has_more == "auto" else has_more
     statistic = make((shape[0], groups) if groups > 1 else shape[:1], _compute(case))

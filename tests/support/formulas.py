@@ -87,8 +87,9 @@ class Formulas:
         q = last.reshape(samples, prod(positions), groups, channels // groups)
         q = q - q.mean((1, 3), keepdims=True)
         y = (q / ((q * q).mean((1, 3), keepdims=True) + eps) ** 0.5).reshape(last.shape)
-        y = y if weight is None else y * weight
-        y = y if bias is None else y + bias
+        of_channels = (-1, *[1] * len(positions), channels)  # of each sample, or of all
+        y = y if weight is None else y * weight.reshape(of_channels)
+        y = y if bias is None else y + bias.reshape(of_channels)
         return self.activations[activation or "identity"](y).swapaxes(channel_axis, -1)
 
     def instance_norm(self, x: Any, *parameters: Any, **options: Any) -> Any:

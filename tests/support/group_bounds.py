@@ -17,6 +17,7 @@ import numpy as np
 
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.rows import sum_to
 from tests.support.bounds import Expected, compute_type
 from tests.support.gate_bounds import Gate, count, gate_error, gate_slope_error
 from tests.support.row_errors import Options, Rows
@@ -67,16 +68,16 @@ def expected_group_backward(
     exact = reference.group_norm_backward(dy, x, num_groups, weight, bias, **options)
     rows = rows_of(x, num_groups, weight, bias, eps=eps, channel_axis=channel_axis)
     rows.after = activation_slope(rows, activation or "identity")
-    channels = x.shape[channel_axis]
     dy = np.moveaxis(dy, channel_axis, 1).astype(np.float64).reshape(rows.s.shape)
 
-    def by_channel(terms: Any) -> Any:
-        return lambda: [t.reshape(len(x), channels, -1).sum(axis=(0, 2)) for t in terms(dy)]
+    def by_channel(terms: Any, operand: Any) -> Any:
+        shape = len(x), x.shape[channel_axis], -1
+        return lambda: [sum_to(t.reshape(shape).sum(axis=2), operand.shape) for t in terms(dy)]
 
     errors = {
         "dx": lambda: like(x, rows.dp_error(dy), channel_axis),
-        "dweight": by_channel(rows.dweight_terms),
-        "dbias": by_channel(rows.dbias_terms),
+        "dweight": by_channel(rows.dweight_terms, weight),
+        "dbias": by_channel(rows.dbias_terms, bias),
     }
     return Expected(exact, errors, rows.compute)
 
@@ -84,9 +85,8 @@ def expected_group_backward(
 def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> Rows:
     """Return a group norm without activation as a layer norm; a row is a sample, in groups."""
     first = np.moveaxis(x, channel_axis, 1)
-    parameters = (
-        None if p is None else np.repeat(p, math.prod(first.shape[2:])) for p in (weight, bias)
-    )
+    positions = math.prod(first.shape[2:])
+    parameters = (None if p is None else np.repeat(p, positions, axis=-1) for p in (weight, bias))
     norm = Options(eps=eps, center=True, groups=num_groups)
     samples, compute = first.reshape(len(x), math.prod(first.shape[1:])), compute_type(x)
     return Rows(samples, *parameters, norm, compute=compute, rounded_to=x.dtype)

@@ -46,7 +46,7 @@ class Norm(NamedTuple):
 
 NORMS = {
     "normalize": Norm(("weight", "bias"), 1e-6, True, 3.0, ("c", "center")),
-    "rms_norm": Norm(("weight",), 1e-6),
+    "rms_norm": Norm(("weight", "bias"), 1e-6),
     "layer_norm": Norm(("weight", "bias"), 1e-5, True),
     "l2_norm": Norm((), 1e-12, c=1.0, has_residual=False),
 }

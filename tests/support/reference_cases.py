@@ -13,12 +13,16 @@ from cunorm import reference
 ROWS = ("x", "residual", "dy", "d_residual", "gate")
 
 
-def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNamespace:
-    """Draw the operands of a norm; weight and bias have the last axis, or the shape `parameter`."""
+def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0, **shapes) -> SimpleNamespace:
+    """Draw the operands of a norm; weight and bias have the last axis, or the shape `parameter`.
+
+    `shapes` has the shapes of other operands, or those of weight and bias where they differ.
+    """
     rng = np.random.default_rng(seed)
     arrays = {name: rng.standard_normal(shape) for name in ROWS}
     parameter = shape[-1:] if parameter is None else parameter
     arrays |= {name: rng.standard_normal(parameter) for name in ("weight", "bias")}
+    arrays |= {name: rng.standard_normal(other) for name, other in shapes.items()}
     arrays["gate"] *= 2
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     for array in arrays.values():
@@ -34,8 +38,8 @@ def row_norm(
     residual = arrays.pop("residual", None)
     f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **options)
     saved = {"rstd": f.rstd, "mean": f.mean, "x_dtype": a.x.dtype, "needs": needs}
-    saved |= {"d_residual": None if residual is None else a.d_residual}
-    stream = a.x if residual is None else f.residual
+    stream = a.x if f.residual is None else f.residual
+    saved |= {"d_residual": None if f.residual is None else a.d_residual, "branch": a.x}
     return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **options)
 
 

@@ -10,7 +10,7 @@ compute type, u is half of the spacing at 1. Bounds are sums of first-order erro
 largest. Two options add errors:
 
 - a gate's activation (see `gate_bounds`). The error of a pre-gate changes p, the statistics, r and
-  dp; the error of a post-gate changes y and dr;
+  dp; the error of a post-gate changes y and dr (`branch_bounds` has a gate on the branch);
 - `round_before_weight` rounds k * r to a narrow dtype. The exact result is rounded too, but next to
   a tie, a k * r within its bound can round to the other side.
 """
@@ -48,8 +48,13 @@ class Options:
         rows, width = math.prod(x.shape[: self.axis]), math.prod(x.shape[self.axis :])
         return x.astype(np.float64).reshape(rows, self.groups, width // self.groups)
 
-    def parameter(self, parameter: Array) -> Array:
-        """Return weight or bias as float64 of shape [groups, d]."""
+    def parameter(self, parameter: Array, shape: tuple[int, ...]) -> Array:
+        """Return weight or bias as float64: [groups, d], or [rows, groups, d] if rows differ.
+
+        `shape` is the shape of x.
+        """
+        if parameter.ndim > len(shape[self.axis :]):
+            return self.rows(np.broadcast_to(parameter, shape))
         return parameter.astype(np.float64).reshape(self.groups, -1)
 
     def up_to_r(self) -> Options:
@@ -69,7 +74,7 @@ class Rows:
         self.rstd = f.rstd.reshape(*self.r.shape[:-1], 1)
         self.mean = None if f.mean is None else f.mean.reshape(self.rstd.shape)
         gate, is_before = None, options.gate_position == "pre"
-        if options.gate is not None:
+        if options.gate is not None and options.gate_position != "branch":
             names = (options.gate_activation, str(options.gate.dtype), compute)
             gate = gate_of(options.rows(options.gate), *names)
         self.before, self.after = (gate, None) if is_before else (None, gate)
@@ -77,14 +82,15 @@ class Rows:
         if self.before is not None:
             self._add_pre_gate(self.before)
         self.k = 1.0 if options.c is None else options.c / math.sqrt(self.r.shape[-1])
-        self.w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
+        w, b = (None if p is None else options.parameter(p, s.shape) for p in (weight, bias))
+        self.w = 1.0 if w is None else w + options.weight_offset
         self.w_error = 0.0  # the rounding of a wider weight: large relative to w if w is near 0
-        if weight is not None and options.weight_offset:
-            self.w_error = rounding(options.parameter(weight), compute, str(weight.dtype))
+        if w is not None and options.weight_offset:
+            self.w_error = rounding(w, compute, str(weight.dtype))
         self.kr, self.kr_error = self.k * self.r, None  # None: kr is not rounded
         if options.round_before_weight and narrows(str(rounded_to), compute):
             self._round(rounded_to)
-        self.n = self.kr * self.w + (0.0 if bias is None else options.parameter(bias))
+        self.n = self.kr * self.w + (0.0 if b is None else b)
 
     def _round(self, dtype: Any) -> None:
         """Round kr; next to a tie, kr - error and kr + error may round to different numbers."""

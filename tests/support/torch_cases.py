@@ -17,7 +17,7 @@ ROWS = {  # the function, its operands besides x, and its options
     "Gemma's": ("rms_norm", "weight", {"weight_offset": 1.0}),
     "Llama's": ("rms_norm", "weight", {"round_before_weight": True}),
     "two axes": ("rms_norm", "weight", {"axis": 1}),
-    "groups": ("rms_norm", "weight gate", {"groups": 2}),
+    "groups": ("rms_norm", "weight bias gate", {"groups": 2}),
     "layer_norm": ("layer_norm", "weight bias", {}),
     "modulated": ("layer_norm", "weight bias", {"weight_offset": 1.0}),
     "the next residual": ("rms_norm", "weight bias", {}),

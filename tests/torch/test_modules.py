@@ -126,6 +126,7 @@ WRONG = {  # by the message without the class: the class, its arguments and its 
     "elementwise_affine is 'silu', expected True or False": (GatedRMSNorm, (8, 1.0, "silu"), {}),
     "bias is 'no', expected True or False": (LayerNorm, (8,), {"bias": "no"}),
     "bias is 1, expected True or False": (GroupNorm, (2, 8), {"bias": 1}),
+    "bias is 0, expected True or False": (AddRMSNorm, (8,), {"bias": 0}),
     "elementwise_affine is 0.1, expected True or False": (RMSNorm, (8, 1e-6, 0.1), {}),
     f"dtype is int32, expected {DTYPES}": (AddRMSNorm, (8,), {"dtype": torch.int32}),
     "num_groups is 2.0, expected an int": (GroupNorm, (2.0, 8), {}),
@@ -173,8 +174,25 @@ def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
     with torch.no_grad():
         new.weight.copy_(drawn(32, seed=2))
     assert_near(new(x).detach(), functional.rms_norm(x, (32,), 1 + new.weight, 1e-6).detach())
-    with pytest.raises(ValueError, match=r"weight_offset is 1\.0, expected 0\.0"):
-        RMSNorm(32, elementwise_affine=False, weight_offset=1.0)
+    plain = RMSNorm(32, eps=1e-6, elementwise_affine=False, weight_offset=1.0)
+    assert_near(plain(x), functional.rms_norm(x, (32,), eps=1e-6))
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, AddRMSNorm, GatedRMSNorm])
+def test_a_bias_is_added_and_is_a_parameter_only_if_it_is_wanted(kind):
+    options = {"eps": 1e-6, "dtype": F64}
+    x, norm = drawn(6, 32, dtype=F64), kind(32, bias=True, **options)
+    assert (norm.bias == 0).all() and "bias=True" in repr(norm)
+    without = kind(32, **options)
+    assert [*without.state_dict()] == ["weight"] and without.bias is None
+    assert kind(32, elementwise_affine=False, bias=True).bias is None
+    norm = with_random_parameters(norm)
+    assert [*norm.state_dict()] == ["weight", "bias"]
+    without.load_state_dict({"weight": norm.weight})
+    y, plain = (one(x)[0] if kind is AddRMSNorm else one(x) for one in (norm, without))
+    assert_near(y.detach(), (plain + norm.bias).detach())
+    y.sum().backward()
+    assert_near(norm.bias.grad, torch.full((32,), 6.0, dtype=F64))
 
 
 @pytest.mark.parametrize("weight_dtype", [BF16, F32])
@@ -220,8 +238,7 @@ def test_add_rms_norm_begins_a_stream():
     y_wide, stream = wider(x, None)
     assert stream.dtype == F32 and y_wide.dtype == BF16
     assert torch.equal(stream, x.float()) and torch.equal(y, y_wide)
-    with pytest.raises(ValueError, match="residual_dtype"):
-        wider(x, x)
+    assert torch.equal(wider(x, x).residual, 2 * x.float())
 
 
 @pytest.mark.parametrize("residual_dtype", [F64, "float64"])
@@ -229,6 +246,7 @@ def test_without_eps_a_new_stream_has_the_eps_of_its_own_dtype(residual_dtype):
     x = torch.full((1, 8), 2.0**-12)  # its square is below float32's epsilon
     norm = AddRMSNorm(8, residual_dtype=residual_dtype)
     assert torch.equal(norm(x).y, norm(x, torch.zeros(1, 8, dtype=F64)).y)
+    assert torch.equal(norm(x).y, norm(x, torch.zeros(1, 8)).y)
 
 
 @pytest.mark.parametrize("residual", [np.zeros((1, 8), np.int64), [0.0]])

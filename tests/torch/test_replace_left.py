@@ -170,6 +170,10 @@ LEFT = {
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
         "an attribute activation of its own",
     ),
+    "an attribute of an option's name that torch has elsewhere": (
+        lambda: with_attribute(nn.RMSNorm(WIDTH), "bias", False),
+        "an attribute bias of its own",
+    ),
     "a group norm with another forward": (
         lambda: type("Other", (nn.GroupNorm,), {"forward": lambda m, x: x * m.weight})(2, WIDTH),
         "^of torch.nn.GroupNorm only the class's own forward is replaced, this ",

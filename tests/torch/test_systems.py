@@ -108,9 +108,7 @@ def test_an_exported_model_gives_the_same_for_any_number_of_rows():
         assert torch.equal(exported.module()(given), model(given))
 
 
-@pytest.mark.parametrize(
-    "options", [{"weight_offset": 1.0}, {"gate_activation": "gelu"}, {"gate_position": "pre"}]
-)
+@pytest.mark.parametrize("options", [{"gate_activation": "gelu"}, {"gate_position": "pre"}])
 def test_an_option_without_its_operand_is_refused_before_a_call_runs(options):
     class Wrong(torch.nn.Module):
         def forward(self, x):

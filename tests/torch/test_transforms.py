@@ -138,6 +138,25 @@ def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode)
     assert torch.equal(found, factors(stream).bfloat16())
 
 
+def test_a_stream_that_goes_on_wider_gives_residual_a_gradient_of_its_own_dtype():
+    x, residual = (tensor(name, 4, 8, dtype="bfloat16") for name in ("x", "residual"))
+
+    def loss(x, residual):
+        y, stream = ct.add_rms_norm(x, residual, residual_dtype="float32")
+        assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+        return y.float().square().sum() + (stream * factors(stream)).sum()
+
+    wide = residual.detach().float().requires_grad_()
+    (exact,) = torch.autograd.grad(loss(x, wide), wide)
+    for found in (
+        torch.autograd.grad(loss(x, residual), residual)[0],
+        torch.autograd.grad(loss(x, residual), residual, create_graph=True)[0].detach(),
+        torch.func.grad(loss, argnums=1)(x.detach(), residual.detach()),
+    ):
+        assert found.dtype == torch.bfloat16
+        assert (found != exact.bfloat16()).sum() <= 1  # a float32 rounding may change a tie
+
+
 def test_after_a_transform_its_tensors_are_accepted_but_not_a_batch_of_vmaps():
     left = []
     x = tensor("x", 4, 8)
@@ -157,7 +176,13 @@ def test_after_a_transform_its_tensors_are_accepted_but_not_a_batch_of_vmaps():
 @pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["eager", "operator"])
 def test_wrong_scalars_are_the_same_error_for_an_operator(mode):
     x = tensor("x", 4, 8)
-    wrong = {"axis": 1.5, "eps": "0", "groups": None, "weight_offset": 1.0, "gate_activation": "?"}
+    wrong = {
+        "axis": 1.5,
+        "eps": "0",
+        "groups": None,
+        "gate_position": "pre",
+        "gate_activation": "?",
+    }
     for name, value in wrong.items():
         with (
             mode(),
@@ -218,6 +243,9 @@ CALLS = {
     "a narrow stream": lambda: ct.add_rms_norm(rows("float32"), rows("bfloat16"), groups=2),
     "a wide stream begins": lambda: ct.add_layer_norm(
         rows("bfloat16"), None, residual_dtype=torch.float32, axis=1
+    ),
+    "a stream goes on wider": lambda: ct.add_rms_norm(
+        rows("bfloat16"), rows("bfloat16"), residual_dtype="float32"
     ),
     "rounded before weight": lambda: ct.rms_norm(
         rows("bfloat16"), *parameters("float32"), round_before_weight=True

@@ -188,7 +188,7 @@ def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
         if set(module._parameters) != set(names):
             listed = ", ".join(module._parameters)
             raise Unknown(f"its parameters are {listed}, not {' and '.join(names)}")
-        for name in getattr(TORCH_NORMS[base], "_cunorm_options", ()):
+        for name in TORCH_NORMS[base].__annotations__:
             if hasattr(module, name):
                 raise Unknown(f"it has an attribute {name} of its own")
         eps = "machine epsilon" if module.eps is None else module.eps

@@ -62,7 +62,7 @@ class Recipe:
         )
 
     def _function(self) -> Callable[..., Tensor]:
-        uncentered = normalize if self.has_bias else rms_norm  # rms_norm has no bias
+        uncentered = normalize if self.has_bias else rms_norm  # bias is positional
         return layer_norm if self.center else uncentered
 
     def _options(self) -> dict[str, Any]:

@@ -121,7 +121,8 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
         if base is None:  # the class got its own forward after pickling
             return kind
         ours = TORCH_NORMS[base]
-        members |= {name: getattr(ours, name) for name in ours.__annotations__}
+        # torch's RMSNorm has no bias.
+        members |= {name: getattr(ours, name, None) for name in ours.__annotations__}
         members["forward"] = _forward_of(base)
     return type(f"Cunorm{kind.__name__}", (Swapped, kind), members)
 

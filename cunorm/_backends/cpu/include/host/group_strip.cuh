@@ -50,8 +50,9 @@ struct Strip {
   index_t channel;
 
   index_t index_of(index_t group) const { return sizes.first_sample * sizes.groups + group; }
+  index_t whole_sample() const { return sizes.first_sample + sample; }
   index_t row_of_sums() const {
-    return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
+    return (whole_sample() * sizes.parts + part) * sum_pitch(sizes.channels);
   }
 
   // Calls f(pack) for each pack, in the pass that writes.
@@ -85,7 +86,7 @@ struct Strip {
       for_each_part([&](Part at) {
         ItemSums<B> sums[1];
         for (index_t line = first; line < first + positions; line += step)
-          add(TilePackAt<Part, false>{sizes.first_sample + sample, line, at, sizes.channels}, sums);
+          add(TilePackAt<Part, false>{whole_sample(), line, at, sizes.channels}, sums);
         for (int i = 0; i < items_per_part<B>; ++i)
           mean.item[at.part * items_per_part<B> + i] = sums[0].values.item[i] / count;
       });
@@ -176,7 +177,7 @@ struct Strip {
   void for_each_pack_of(First first, index_t end, const F& f) const {
     if constexpr (B::channels_last)
       for (index_t line = first.line; line < end; ++line)
-        f(TilePackAt<Part, writes>{sizes.first_sample + sample, line, first, sizes.channels});
+        f(TilePackAt<Part, writes>{whole_sample(), line, first, sizes.channels});
     else
       visit_columns<writes>(first, First::is_whole ? end : first.column + 1, f);
   }
@@ -186,7 +187,7 @@ struct Strip {
   }
   template <bool writes, class Column, class F>
   void visit_column(Column at, const F& f) const {
-    f(TilePackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
+    f(TilePackAt<Column, writes>{whole_sample(), channel, at, sizes.positions});
     if constexpr (Column::part + 1 < parts_per_pack<B>)
       visit_column<writes>(typename Column::Next{at.column}, f);
   }

@@ -149,8 +149,7 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
         auto dweight = sums.dweight.open(at);
         auto dbias = sums.dbias.open(at);
         auto dgate = sums.dgate.open(at);
-        Adders<decltype(dweight), decltype(dbias), decltype(dgate)> adders{dweight, dbias, dgate};
-        for (int i = 0; i < count; ++i) write(found[i], at, adders);
+        for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias, dgate);
         sums.dweight.close(at, dweight);
         sums.dbias.close(at, dbias);
         sums.dgate.close(at, dgate);

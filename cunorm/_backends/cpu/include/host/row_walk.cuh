@@ -176,12 +176,12 @@ struct Row {
   int slot;              // index among the rows that are taken at once
   mutable Results<B> results = {};
 
-  template <class T>
-  InputRow<const T> of(const Rows<const T>& operand) const {
+  template <class T, int axes>
+  InputRow<const T> of(const Rows<const T, axes>& operand) const {
     return {operand.at(index), operand.at(later)};
   }
-  template <class T>
-  T* of(const Rows<T>& operand) const {
+  template <class T, int axes>
+  T* of(const Rows<T, axes>& operand) const {
     T* const row = operand.at(index);
     results.add(row);
     return row;
