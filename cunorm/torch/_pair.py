@@ -89,7 +89,9 @@ class OpPair:
         """Return the wanted gradients of the forward's inputs, by `formula` if `run` is None."""
         found: dict[str, Operand]
         if dy is None and dresidual_out is not None and has_branch_gate(ctx.spec):
-            dy = torch.zeros_like(dresidual_out)
+            dy = torch.zeros_like(dresidual_out)  # the stream alone is used
+            inputs = zip(self.forward.inputs, wanted, strict=True)
+            wanted = tuple(want and name not in ("weight", "bias") for name, want in inputs)
         if dy is None:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
             found = {"x": dx, "residual": dresidual_out}

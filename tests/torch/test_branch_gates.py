@@ -74,6 +74,17 @@ def test_one_of_two_results_is_enough_for_a_backward(used, create_graph, mode):
 
 
 @modes
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_stream_does_not_depend_on_weight_and_bias(create_graph, mode):
+    given = operands((2, 1, 4))
+    with mode():
+        stream = gated(*given)[1]
+        options = {"create_graph": create_graph, "allow_unused": True}
+        found = torch.autograd.grad(stream.sum(), given, **options)
+    assert [one is None for one in found] == [False, False, False, True, True]
+
+
+@modes
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_of_one_operand_is_the_same_alone_and_among_all(name, mode):
     given, index = operands((2, 1, 4)), NAMES.index(name)
