@@ -8,9 +8,10 @@ group norm has x's memory layout.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
 backward, a function keeps x (or the new stream, if there is a residual), gate, weight, bias, rstd
-and, if it subtracts a mean, mean. A second derivative uses torch's own operations. Modules round as
-functions do. A wrong argument of a module is an error when the module is made (a wrong device is
-torch's error); a wrong x is an error when the module is called.
+and, if it subtracts a mean, mean; for the gradient of a branch's gate, it keeps x, too. A second
+derivative uses torch's own operations. Modules round as functions do. A wrong argument of a module
+is an error when the module is made (a wrong device is torch's error); a wrong x is an error when
+the module is called.
 """
 
 from cunorm.results import AddNorm

@@ -135,14 +135,15 @@ class _Norm(torch.autograd.Function):
         ctx: Context, pair: OpPair, spec: ForwardSpec, *arrays: Operand
     ) -> tuple[Operand, Operand]:
         """Return y and the new residual stream, or None if there is no stream or it is x."""
+        wanted = ctx.needs_input_grad[2:]
         outputs = dispatch_spec(pair.forward, spec, (*arrays, *pair.no_outputs))
         stream = outputs[1] if pair.is_rows else None
         if stream is arrays[0]:
             stream = outputs[1] = None
-        elif stream is not None and not pair.has_stream_gradient(ctx.needs_input_grad[2:]):
+        elif stream is not None and not pair.has_stream_gradient(spec, wanted):
             ctx.mark_non_differentiable(stream)
         ctx.pair = pair
-        pair.save(ctx, spec, arrays, outputs)
+        pair.save(ctx, spec, wanted, arrays, outputs)
         return outputs[0], stream
 
     @staticmethod

@@ -6,6 +6,7 @@ absent output is an empty tensor of bools.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import dispatch_spec, parse
 from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import unwrapped
+from cunorm.torch._vmap import RowBatch, SampleBatch
 
 Run = Callable[..., tuple[Tensor, ...]]
 Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and their batch axes
@@ -92,52 +94,29 @@ class Operator:
         def fake(slot: Slot) -> Operand:
             if slot.name not in dtypes:
                 return None
-            dtype = TORCH_DTYPES[dtypes[slot.name]]
-            if slot.kind is Kind.LIKE_X:
-                return self._empty_like(x, dtype=dtype)
-            is_gradient = slot.kind is Kind.PARAMETER
-            shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
-            return x.new_empty(shape, dtype=dtype)
+            dtype, like = TORCH_DTYPES[dtypes[slot.name]], operands.get(slot.name[1:], x)
+            if slot.kind is Kind.STATISTIC:
+                return x.new_empty(spec.statistics_shape(x.shape), dtype=dtype)
+            if like is not x:
+                return x.new_empty(like.shape, dtype=dtype)
+            return self._empty_like(x, dtype=dtype)
 
         return [fake(slot) for slot in op.result_slots]
 
     def _batch(self, info: Any, dims: Sequence[int | None], *arguments: Any) -> Batched:
         """Run a batch of calls as one call with more rows or samples.
 
-        If calls have different parameters, or return sums over their own rows, run them one by one.
+        Group norms whose sums are wanted run one by one, unless each sample has its parameters.
         """
         *arrays, text = arguments
-        op, pair, batch = self.op, self.pair, info.batch_size
-        parameters = [kind is Kind.PARAMETER for kind in op.kinds[: len(arrays)]]
-        dims = dims[: len(arrays)]
-        have_own = any(
-            own and isinstance(dim, int) for dim, own in zip(dims, parameters, strict=True)
-        )
-        spec, ndim = _from_text(op.spec_type, text), arrays[op.x].ndim - (dims[op.x] is not None)
-        axis = spec.axis if pair.is_rows else 1  # a group norm needs axis 1
-        is_wrong = not -ndim <= axis < ndim  # `_items` raises the error
-        if is_wrong or have_own or any(name in spec.needs for name in op.summed):
-            return self._items(batch, dims, arrays, text)
-        samples = arrays[op.x].shape[int(dims[op.x] == 0)]
-
-        def merged(array: Operand, dim: int | None, is_parameter: bool) -> Operand:
-            if array is None or is_parameter:
-                return array
-            if isinstance(dim, int):
-                array = array.movedim(dim, 0)
-            else:
-                array = array.expand(batch, *array.shape)
-            return array if pair.is_rows else array.flatten(0, 1)
-
-        def parted(output: Tensor) -> Tensor:
-            if output.dtype == torch.bool:
-                return output.new_empty(batch, 0)
-            return output if pair.is_rows else output.unflatten(0, (batch, samples))
-
-        outputs = self.call(
-            *map(merged, arrays, dims, parameters), _merged_text(op.spec_type, text)
-        )
-        return tuple(map(parted, outputs)), (0,) * len(outputs)
+        spec, dims = _from_text(self.op.spec_type, text), dims[: len(arrays)]
+        kind = RowBatch if self.pair.is_rows else SampleBatch
+        batch = kind(self.op, spec, info.batch_size, dims, arrays)
+        if batch.is_one_call():
+            with suppress(ValueError):  # `_items` raises the error of an item
+                outputs = self.call(*batch.inputs(), _merged_text(self.op.spec_type, text))
+                return batch.outputs(outputs), (0,) * len(outputs)
+        return self._items(info.batch_size, dims, arrays, text)
 
     def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
         """Call the operator for each item of a batch; for an empty batch, call it once on zeros."""
@@ -196,10 +175,11 @@ class Operators:
 
     def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         *arrays, text = inputs
-        pair = self.pair
-        has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
+        pair, wanted = self.pair, ctx.needs_input_grad[:-1]
+        spec = _from_text(pair.forward.spec_type, text)
+        has_two = pair.is_rows and pair.has_stream_gradient(spec, wanted)
         ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-        pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
+        pair.save(ctx, spec, wanted, arrays, present(output))
 
     def _gradients(
         self, operator: Run | None, ctx: Context, dy: Operand, *others: Operand

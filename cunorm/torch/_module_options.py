@@ -67,6 +67,8 @@ def check_rms_norm(module: Any) -> None:
     given = {name: getattr(module, name) for name in module._cunorm_options}
     dtype, groups = given.pop("residual_dtype", None), given.pop("groups", 1)
     options, eps = RowOptions(-1, groups, **given), 0.0 if module.eps is None else module.eps
+    # A module with a gate has no stream, so it has no branch.
+    validate.choice(kind, "gate_position", options.gate_position, allowed=("pre", "post"))
     parse(ROW_FORWARD, forward_scalars(kind, options, eps, None, dtype))
     shape = module.normalized_shape
     if groups < 1 or shape[-1] % groups or (groups > 1 and len(shape) > 1):

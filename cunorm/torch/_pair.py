@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -43,30 +42,41 @@ class OpPair:
         self.operands = [slot.name[1:] for slot in backward.result_slots]  # those with gradients
         # The names of the forward's inputs and results that the backward takes.
         results = [slot.name for slot in forward.result_slots]
-        names = [*(slot.name for slot in forward.input_slots), *results]
+        names = [*(slot.name for slot in forward.input_slots), *results, "branch"]
         reads = [slot.name for slot in backward.input_slots]
         self._saved = [name for name in reads if name in names]
         self._pick_saved = itemgetter(*map(names.index, self._saved))
         # The index of each input of the backward in [*gradients of results, *saved arrays].
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
-        found = [*gradients, *self._saved, "branch"]
-        self._pick_inputs = itemgetter(*map(found.index, reads))
+        self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
         self._stream_slots = [
             slot for slot, name in enumerate(forward.inputs) if name in ("x", "residual")
         ]
 
-    def has_stream_gradient(self, needs_input_grad: tuple[bool, ...]) -> bool:
-        """Return whether x or residual needs a gradient; then the new stream has one, too."""
-        return any(needs_input_grad[slot] for slot in self._stream_slots)
+    def has_stream_gradient(self, spec: ForwardSpec, wanted: tuple[bool, ...]) -> bool:
+        """Return whether an operand of the new stream needs a gradient; then it has one, too."""
+        return any(wanted[slot] for slot in self._stream_slots) or self._wants_dgate(spec, wanted)
 
-    def save(self, ctx: Context, spec: ForwardSpec, arrays: Tensors, outputs: Tensors) -> None:
+    def _wants_dgate(self, spec: ForwardSpec, wanted: tuple[bool, ...]) -> bool:
+        """Return whether the gradient of a branch's gate is wanted."""
+        return has_branch_gate(spec) and wanted[self.forward.inputs.index("gate")]
+
+    def save(
+        self,
+        ctx: Context,
+        spec: ForwardSpec,
+        wanted: tuple[bool, ...],
+        arrays: Tensors,
+        outputs: Tensors,
+    ) -> None:
         """Keep the arrays that the backward needs; its x is the new stream, if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
+        branch = x if self._wants_dgate(spec, wanted) else None
         assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
         ctx.set_materialize_grads(False)
         inputs = arrays if stream is None else (stream, *arrays[1:])
-        ctx.save_for_backward(*self._pick_saved((*inputs, *outputs)))
+        ctx.save_for_backward(*self._pick_saved((*inputs, *outputs, branch)))
 
     def gradients(
         self,
@@ -78,21 +88,31 @@ class OpPair:
     ) -> list[Operand]:
         """Return the wanted gradients of the forward's inputs, by `formula` if `run` is None."""
         found: dict[str, Operand]
+        if dy is None and dresidual_out is not None and has_branch_gate(ctx.spec):
+            dy = torch.zeros_like(dresidual_out)  # the stream alone is used
+            inputs = zip(self.forward.inputs, wanted, strict=True)
+            wanted = tuple(want and name not in ("weight", "bias") for name, want in inputs)
         if dy is None:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
             found = {"x": dx, "residual": dresidual_out}
         elif run is None:
             saved = dict(zip(self._saved, ctx.saved_tensors, strict=True))
-            operands = {name: saved[name] for name in self.forward.inputs if name in saved}
-            formula = partial(self.formula, ctx.spec, ctx.x_dtype)
-            found = recorded_gradients(formula, ctx.x_dtype, operands, dy, dresidual_out)
+            names = (*self.forward.inputs, "branch")
+            operands = {name: saved[name] for name in names if name in saved}
+            found = recorded_gradients(
+                self.formula, ctx.spec, ctx.x_dtype, operands, dy, dresidual_out
+            )
         else:
             gradients = (dy, dresidual_out) if self.is_rows else (dy,)
-            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors, None))
+            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors))
             spec = _spec_of_gradients(self, ctx.spec, ctx.x_dtype, wanted)
             found = dict(zip(self.operands, run(spec, arrays), strict=True))
-        names = zip(self.forward.inputs, wanted, strict=True)
-        return [found.get(name) if want else None for name, want in names]
+        inputs = zip(self.forward.inputs, wanted, strict=True)
+        return [found.get(name) if want else None for name, want in inputs]
+
+
+def has_branch_gate(spec: ForwardSpec) -> bool:
+    return isinstance(spec, RowForwardSpec) and spec.gate_position == "branch"
 
 
 @memoize()
@@ -127,6 +147,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def recorded_gradients(
     formula: Callable[..., Tensor],
+    spec: Any,
     x_dtype: torch.dtype,
     operands: dict[str, Operand],
     dy: Tensor,
@@ -139,17 +160,30 @@ def recorded_gradients(
     # The operands are distinct views, even if the caller gives one tensor for two operands.
     operands = {**operands, "x": x_compute}
     views = {name: t if t is None else t.view_as(t) for name, t in operands.items()}
-    y = formula(**views).to(dy.dtype)
-    recorded = {name: t for name, t in views.items() if t is not None and t.requires_grad}
-    found = torch.autograd.grad(y, list(recorded.values()), dy, create_graph=True)
-    gradients: dict[str, Operand] = dict(zip(recorded, found, strict=True))
+    branch = views.pop("branch", None)
+    y = formula(spec, x_dtype, **views).to(dy.dtype)
+    gradients: dict[str, Operand] = _gradients(y, views, dy)
     dx = gradients.get("x")
     if dresidual_out is not None:
         dresidual_out = dresidual_out.to(x_compute.dtype)
         dx = dresidual_out if dx is None else dx + dresidual_out
-    if dx is not None:
-        gradients |= {"x": dx.to(x_dtype), "residual": dx.to(x.dtype)}
-    return gradients
+    if dx is None:
+        return gradients
+    gradients["residual"] = dx.to(x.dtype)
+    gate = views.get("gate")
+    if gate is not None and has_branch_gate(spec):
+        g = ACTIVATIONS[spec.gate_activation](gate.to(dx.dtype))
+        if branch is not None:
+            gradients |= _gradients(g * branch.to(dx.dtype), {"gate": gate}, dx)
+        dx = dx * g
+    return gradients | {"x": dx.to(x_dtype)}
+
+
+def _gradients(y: Tensor, operands: dict[str, Operand], dy: Tensor) -> dict[str, Operand]:
+    """Return the gradients of the operands that require one, by name."""
+    leaves = {name: t for name, t in operands.items() if t is not None and t.requires_grad}
+    found = torch.autograd.grad(y, [*leaves.values()], dy, create_graph=True, allow_unused=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 def _centered(rows: Tensor) -> Tensor:
@@ -167,16 +201,18 @@ def row_formula(
     bias: Operand,
 ) -> Tensor:
     """Return y by the formula of `cunorm.normalize`; x and y have the compute dtype."""
-    compute, groups = x.dtype, spec.groups
-    leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
+    compute, groups, row_axes = x.dtype, spec.groups, len(x.shape[spec.axis :])
+    width = x.shape[spec.axis :].numel() // groups
 
-    def as_rows(operand: Tensor, *leading: int) -> Tensor:
+    def as_rows(operand: Tensor) -> Tensor:
+        leading = operand.shape[: operand.dim() - row_axes]
         return operand.to(compute).reshape(*leading, groups, width)
 
-    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
+    gate = None if has_branch_gate(spec) else gate
+    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate))
     choose: Callable[..., Any] = spec.formula  # also takes torch's dtypes
     options = choose({"gate": gate, "weight": weight}, x_dtype, compute)
-    q = as_rows(x, *leading)
+    q = as_rows(x)
     if g is not None and options.pre_gate:
         q = q * g
     if spec.center:
@@ -199,8 +235,8 @@ def group_formula(
     q = _centered(channels_first.reshape(samples, spec.num_groups or channels, -1))
     r = q * (q.square().mean(-1, keepdim=True) + spec.eps).rsqrt()
     n = r.reshape(samples, channels, -1)
-    n = n if weight is None else n * weight.to(x.dtype)[:, None]
-    n = n if bias is None else n + bias.to(x.dtype)[:, None]
+    n = n if weight is None else n * weight.to(x.dtype)[..., None]
+    n = n if bias is None else n + bias.to(x.dtype)[..., None]
     y = ACTIVATIONS[spec.activation](n).reshape(channels_first.shape)
     return y.movedim(1, spec.channel_axis)
 

@@ -32,7 +32,12 @@ def features(program):
     made = [step.made if step.made != "function" else step.function for step in program.steps]
     joins = [step.join for step in program.steps]
     views = [f"view {form}" for form in program.forms.values()]
-    return [program.way, *program.wraps, f"dy {program.dy}", *made, *joins, program.dtype, *views]
+    kinds = [
+        f"{name} of kind {one[0]}" for step in program.steps for name, one in step.operands.items()
+    ]
+    gates = [f"gate {step.options.get('gate_position')}" for step in program.steps]
+    made += [program.dtype, *views, *kinds, *gates]
+    return [program.way, *program.wraps, f"dy {program.dy}", *made, *joins]
 
 
 def check_programs(seeds, norms, wraps, *, few):
@@ -47,6 +52,8 @@ def check_programs(seeds, norms, wraps, *, few):
     assert found["compared"] > 1.5 * len(seeds), found
     assert found["refused by PyTorch itself"] < 0.03 * len(seeds), found
     names = {*WAYS, *wraps, *norms, *JOINS, *(f"dy {dy}" for dy in DYS)}
+    names |= {f"{name} of kind {kind}" for name in ("weight", "bias") for kind in "wtsmcn"}
+    names |= {"gate branch", *(f"gate of kind {kind}" for kind in ("gd" if few else "gwtsmd"))}
     assert not {*names, *(f"view {form}" for form in FORMS)} - {*drawn}
     return drawn
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.torch_modules import FORMULA_OF
-from tests.fuzz.torch_programs import FORMS, GATES, JOINS, Program, Step
+from tests.fuzz.torch_programs import FORMS, GATES, JOINS, MODULATED, Program, Step
 from tests.fuzz.torch_ways import WAYS
 from tests.fuzz.torch_wraps import DYS, SAVING, WRAPS, keeps_leaf_hooks
 
@@ -60,7 +60,7 @@ def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
         return ()
     if not few and rng.random() < 0.1:
         return tuple(name for name in program.leaves() if rng.random() < 0.4)
-    given = rng.choice(["", "wctl", "xrg"])  # none, parameters, inputs
+    given = rng.choice(["", "wctsmdnl", "xrg"])  # none, parameters, inputs
     return tuple(name for name in program.leaves() if name[0] in given)
 
 
@@ -114,6 +114,11 @@ def _step(rng: Random, norm: str, dtype: str, few: bool, has_stream: bool) -> St
     return Step(function, made, operands, options, rng.choice(JOINS))
 
 
+def _kind(rng: Random, kinds: str) -> str:
+    """Draw the kind of a parameter: half of the time, all rows share it."""
+    return rng.choice([kinds[0], rng.choice(kinds)])
+
+
 def _of_module(
     rng: Random, fixed: Random, norm: str, options: Any, operands: Any, few: Any
 ) -> None:
@@ -148,7 +153,7 @@ def _of_group(rng: Random, fixed: Random, norm: str, options: Any, operands: Any
         options["num_groups"] = rng.choice([1, 2, 4])
     for argument, number in (("weight", rng.choice("12")), ("bias", "3")):
         if few or fixed.random() < 0.6:
-            operands[argument] = ("w" if axis == -1 else "c") + number
+            operands[argument] = ("w" if axis == -1 else _kind(rng, MODULATED["c"])) + number
     if not few:
         options["activation"] = fixed.choice([None, *GATES])
         options |= {"dtype": "float64"} if fixed.random() < 0.2 else {}
@@ -166,15 +171,19 @@ def _of_function(
         options["dtype"] = fixed.choice(["float64", "float32"])
     if norm == "l2_norm":
         return
-    kind = "t" if "axis" in options else "w"
+    kinds = MODULATED["t" if "axis" in options else "w"]
     if few or fixed.random() < 0.7:
-        operands["weight"] = kind + rng.choice("12")
+        operands["weight"] = _kind(rng, kinds) + rng.choice("12")
         options["weight_offset"] = 0.0 if few else fixed.choice([0.0, 1.0, -0.25])
-    if "rms" not in norm and (few or fixed.random() < 0.6):
-        operands["bias"] = kind + rng.choice("133")
+    if (few and "rms" not in norm) or fixed.random() < 0.6:
+        operands["bias"] = _kind(rng, kinds) + rng.choice("133")
+    if norm.startswith("add_") and (rng if few else fixed).random() < 0.5:
+        operands["gate"] = rng.choice(["g", rng.choice(kinds) + "1", "d1"])
+        options["gate_activation"] = fixed.choice([*GATES])
+        options["gate_position"] = "branch"
     if few:
         return
-    if fixed.random() < 0.5:
+    if "gate" not in operands and fixed.random() < 0.5:
         operands["gate"] = "g"
         options["gate_activation"] = fixed.choice([*GATES])
         options["gate_position"] = fixed.choice(["pre", "post"])

@@ -20,7 +20,12 @@ from tests.fuzz.torch_modules import CHANNELS, WIDTH, module_of
 from tests.support.formulas import Formulas
 
 SHAPE = (3, CHANNELS, WIDTH)
-PARAMETERS = {"w": (WIDTH,), "c": (CHANNELS,), "t": (CHANNELS, WIDTH)}  # of rows, channels, planes
+PARAMETERS = {
+    **{"w": (WIDTH,), "c": (CHANNELS,), "t": (CHANNELS, WIDTH)},  # of rows, channels, planes
+    # Of each sample: for all its rows, for each row, for all its elements, for its channels.
+    **{"s": (3, 1, WIDTH), "m": SHAPE, "d": (3, 1, 1), "n": (3, CHANNELS)},
+}
+MODULATED = {"w": "wtsm", "t": "tm", "c": "cn"}  # the kinds that a parameter of a kind may have
 FORMS = ("plain", "sliced", "stepped", "transposed", "expanded", "negated", "x")
 JOINS = ("none", "tanh", "linear", "add", "scale")
 GATES = {
@@ -197,8 +202,13 @@ def formula(
     """Return y and the new stream by PyTorch's operations; with `exact`, all are in float64."""
     stream, y_dtype = None, x.dtype
     residual, stream_dtype = operands.get("residual"), options.pop("residual_dtype", None)
+    gate = operands.get("gate") if options.get("gate_position") == "branch" else None
+    if gate is not None:
+        operands = {name: one for name, one in operands.items() if name != "gate"}
+        gate = GATES[options.pop("gate_activation")](gate.to(_wide(x, residual, exact=exact)))
+        del options["gate_position"]
     if function.startswith("add_"):
-        s = _stream(x, residual, stream_dtype, exact=exact)
+        s = _stream(x, residual, gate, stream_dtype, exact=exact)
         stream = x if s is x else s.view_as(s)  # so that a hook on the stream does not change y
         x, function = s, function[4:]
     wide = torch.promote_types(x.dtype, torch.promote_types(y_dtype, torch.float32))
@@ -214,10 +224,17 @@ def formula(
     return y.to(compute if exact else y_dtype), stream
 
 
-def _stream(x: Any, residual: Any, name: str | None, *, exact: bool) -> Any:
+def _wide(x: Any, residual: Any, *, exact: bool) -> Any:
+    """Return the dtype in which x is added to the residual."""
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    return torch.float64 if exact else torch.promote_types(dtype, torch.float32)
+
+
+def _stream(x: Any, residual: Any, gate: Any, name: str | None, *, exact: bool) -> Any:
     dtype = getattr(torch, name) if name else x.dtype if residual is None else residual.dtype
-    if residual is None:
+    if residual is None and gate is None:
         return x if exact else x.to(dtype)
-    compute = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
-    s = x.to(compute) + residual.to(compute)
+    s = x.to(_wide(x, residual, exact=exact))
+    s = s if gate is None else s * gate
+    s = s if residual is None else s + residual
     return s if exact else s.to(dtype)

@@ -19,12 +19,24 @@ ROWS = {  # the function, its operands besides x, and its options
     "two axes": ("rms_norm", "weight", {"axis": 1}),
     "groups": ("rms_norm", "weight bias gate", {"groups": 2}),
     "layer_norm": ("layer_norm", "weight bias", {}),
+    "modulated": ("layer_norm", "weight bias", {"weight_offset": 1.0}),
+    "the next residual": ("rms_norm", "weight bias", {}),
     "bias alone": ("layer_norm", "bias", {}),
     "l2_norm": ("l2_norm", "", {"eps": 0.1, "groups": 3}),
     "normalize": ("normalize", "weight bias", {"c": 2.0, "center": True}),
     "add_rms_norm": ("add_rms_norm", "residual weight", {}),
     "a new stream": ("add_rms_norm", "weight", {}),
     "add_layer_norm": ("add_layer_norm", "residual weight bias", {}),
+    "a gated branch": (
+        "add_layer_norm",
+        "residual weight bias gate",
+        {"gate_activation": "tanh", "gate_position": "branch"},
+    ),
+    "a branch with a number": (
+        "add_rms_norm",
+        "weight gate",
+        {"gate_activation": "identity", "gate_position": "branch"},
+    ),
     "add_normalize": ("add_normalize", "residual weight bias gate", {"c": 0.5} | PRE),
 } | {
     f"{activation} gate": (
@@ -44,6 +56,12 @@ GROUPS = {
     "instance_norm": ("instance_norm", "weight bias", {"channel_axis": 1, "activation": "swish"}),
 }
 CASES = ROWS | GROUPS
+SHAPES = {  # of operands that vary over rows, or of the gate of a branch
+    "modulated": {"weight": (2, 1, 6), "bias": (4, 6)},
+    "the next residual": {"bias": SHAPE},
+    "a gated branch": {"gate": (2, 1, 6)},
+    "a branch with a number": {"weight": (4, 6), "gate": (2, 1, 1)},
+}
 
 
 def tensor(name, *shape, dtype="float64", grad=True):
@@ -58,7 +76,7 @@ def operands(name):
     shape = IMAGES if name == "channels last" else SHAPE
     axis = options.get("channel_axis", -1)
     parameter = (shape[axis],) if name in GROUPS else shape[options.get("axis", -1) :]
-    shapes = dict.fromkeys(("weight", "bias"), parameter)
+    shapes = dict.fromkeys(("weight", "bias"), parameter) | SHAPES.get(name, {})
     tensors = {key: tensor(key, *shapes.get(key, shape)) for key in ("x", *given.split())}
     if name == "channels last":
         x = tensors["x"].detach().to(memory_format=torch.channels_last)

@@ -262,6 +262,15 @@ CALLS = {
         x_of("float64", 2, 6, 5, 7)[..., :5], channel_axis=1
     ),
     "no positions": lambda: ct.group_norm(x_of("float64", 2, 6).detach(), 3, *parameters(*F64)),
+    "modulated": lambda: ct.layer_norm(
+        rows("bfloat16"), x_of("float32", 4, 1, 12)[..., 6:], x_of("float16", 3, 6)
+    ),
+    "modulated channels": lambda: ct.group_norm(x_of("float64", 2, 6), 3, x_of("float64", 2, 6)),
+    "the gate of a branch": lambda: ct.add_rms_norm(
+        *(rows("bfloat16"), rows("float32"), *parameters("float32")),
+        gate=x_of("float32", 4, 1, 1),
+        gate_position="branch",
+    ),
 }
 
 
