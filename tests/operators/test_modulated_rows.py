@@ -86,7 +86,7 @@ def test_axes_that_alternate_too_often_are_refused():
     shapes = ((2, 1, 1, 1, 1, 8), (1, 1, 2, 1, 1, 8), (1, 1, 1, 1, 2, 8))
     weight, bias, gate = (np.ones(shape, np.float32) for shape in shapes)
     given = {"gate": gate, "gate_position": "branch", "branch": x}
-    with pytest.raises(ValueError, match="and gate .* are shared along different axes of x"):
+    with pytest.raises(ValueError, match=r"and gate .* are shared along different axes of x"):
         cunorm.layer_norm_backward(x, x, weight, bias, mean=saved.mean, rstd=saved.rstd, **given)
 
 
