@@ -13,6 +13,7 @@ import pytest
 import cunorm
 from tests.emulation.machine import SCHEDULES, gpu, needs_softgpu
 from tests.emulation.plans import ROW_PLANS, Planned, row_plan_name
+from tests.emulation.test_plans import runs_of
 from tests.support.cases import Call, call_of
 from tests.support.internals import _cuda, _cuda_plan
 from tests.support.operands import assert_same_bits, assert_same_fields, at
@@ -41,8 +42,8 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "number of samples, weight of rows": GATE | {"gate_own": "100 scalar", "weight_own": "111"},
 }
 PLANNED = [Planned(kernel, plan) for kernel, plans in ROW_PLANS.items() for plan in plans]
-STEP = 5  # CI runs one pattern with each plan
-IN_CI = {(p, [*PATTERNS][STEP * i % len(PATTERNS)]) for i, p in enumerate(PLANNED)}
+# CI runs one pattern with each plan.
+IN_CI = {(one, [*PATTERNS][(5 * i + 8) % len(PATTERNS)]) for i, one in enumerate(PLANNED)}
 
 
 def call(planned: Planned, pattern: str, **more: Any) -> Call:
@@ -119,20 +120,87 @@ IN_EVERY_ORDER = {
 }
 
 
+def segments_of(pattern: str, shape: tuple[int, ...]) -> int:
+    """Return the number of segments: along each axis along which some rows share an operand."""
+    own = [text[:3] for name, text in PATTERNS[pattern].items() if name.endswith("_own")]
+    apart = [size for i, size in enumerate(shape) if any(o[i] == "1" for o in own if o != "111")]
+    return prod(apart)
+
+
 @parametrize(
     [(planned, name) for planned in BACKWARD for name in SUMMED],
     {(Planned("row_norm_backward", plan), name) for plan, name in IN_EVERY_ORDER},
 )
 def test_several_blocks_a_segment_give_the_same_bits_in_every_order(planned, pattern):
-    """A segment has five rows or more, and a block two or more; sums of two rows are flushed."""
-    width = planned.case["shape"][-1]
-    made = call(planned, pattern, shape=(3, 2, 5, width) if width < 6000 else (2, 1, 5, width))
-    few_rows = mock.patch.object(_cuda_plan, "_PART_ROWS", 3)
-    with few_rows, planned.machine(multiprocessors=64, races=True) as launches:
+    """A segment has two blocks or more, and recent sums have two rows, the last perhaps one."""
+    of_row, threads = map(int, planned.rows.launch.partition(",")[0].split(" of "))
+    width, rows = planned.case["shape"][-1], 4 * max(1, threads // of_row) + 1
+    axes = (2, rows, 2)
+    if width > 500:
+        axes = (2, rows, 1) if "samples" in pattern else (1, rows, 2)
+    made = call(planned, pattern, shape=(*axes, width))
+    half = mock.patch.object(_cuda_plan, "_PART_ROWS", -(-rows // 2))
+    settings = {"multiprocessors": 64, "sources": runs_of(planned, 2)}
+    with half, planned.machine(**settings, races=True) as launches:
         expected = made.check()
-    segments = int(dict(launches[0].build.macros)["SEGMENT_AXES"]) > 0
-    assert segments and launches[0].grid > launches[0].build.cluster
-    for order, settings in SCHEDULES.items():
+    assert launches[0].parts >= 2 * segments_of(pattern, axes)
+    for order, scheduled in SCHEDULES.items():
         copies = {"copies": "early"} if order == "reverse" else {}
-        with at(order), few_rows, planned.machine(multiprocessors=64, **settings, **copies):
+        with at(order), half, planned.machine(**settings, **scheduled, **copies):
             assert_same_fields(made.run(), expected)
+
+
+OF_ONE_SAMPLE = ("of samples", "along axes apart", "weight of samples, bias of rows")
+OF_ONE_SAMPLE += ("gate of samples, weight too", "number of samples, weight of rows")
+OF_ONE_SAMPLE += ("gate, weight of samples", "of rows", "number of rows")
+ALONE = {
+    (Planned("row_norm_forward", "16 threads a row"), "gate of samples, weight too"),
+    (Planned("row_norm_forward", "a block of 96 a row"), "number of samples, weight of rows"),
+    (Planned("row_norm_forward", "a cluster of 4"), "along axes apart"),
+    (Planned("row_norm_backward", "8 threads a row"), "gate, weight of samples"),
+    (Planned("row_norm_backward", "16 threads a row, 1 row ahead"), "of samples"),
+    (Planned("row_norm_backward", "a cluster of 4"), "gate of samples, weight too"),
+    (Planned("row_norm_backward", "streamed"), "weight of samples, bias of rows"),
+}
+
+
+def made(planned: Planned, pattern: str, sample: slice) -> dict[str, Any]:
+    """Return the results of some samples of a call; what all samples share is left out."""
+    whole, shared = call(planned, pattern), {*()}
+    given: dict[str, Any] = {"eps": 1e-5} if "forward" in planned.kernel else {}
+    for name, placed in whole.inputs.items():
+        if placed is None:
+            continue
+        is_shared = placed.host.ndim < 3 or len(placed.host) == 1
+        shared |= {f"d{name}"} if is_shared else set()
+        given[name] = whole.on.put(placed.host if is_shared else placed.host[sample].copy())
+    results = whole.function(**whole.options | given)._asdict()
+    kept = {name: array for name, array in results.items() if name not in shared}
+    return {name: whole.on.get(array) for name, array in kept.items() if array is not None}
+
+
+@parametrize([(planned, name) for planned in PLANNED for name in OF_ONE_SAMPLE], ALONE)
+def test_results_of_a_sample_are_those_of_the_sample_alone(planned, pattern):
+    with planned.machine(multiprocessors=4):
+        together = made(planned, pattern, slice(None))
+        for i in range(2):
+            for name, array in made(planned, pattern, slice(i, i + 1)).items():
+                assert_same_bits(array, together[name][i : i + 1], name)
+
+
+@pytest.mark.parametrize("width", [33, 36, 1028])
+def test_chunks_of_an_array_of_any_width_are_read_where_they_lie(width):
+    """With an odd width, some chunks begin between two of the packs of aligned rows."""
+    on = gpu()
+    draw = np.random.default_rng(width).standard_normal
+    x, dy = (on.put(draw((3, 5, width)).astype(np.float32)) for _ in range(2))
+    vectors = on.put(draw((3, 1, 6 * width)).astype(np.float32))
+    chunks = [vectors[..., i * width : (i + 1) * width] for i in (1, 2, 5)]
+    found = []
+    for weight, bias, gate in (chunks, [chunk.copy() for chunk in chunks]):
+        options = {"gate": gate, "gate_position": "branch", "gate_activation": "tanh"}
+        f = cunorm.layer_norm_forward(x, weight, bias, residual=dy, **options)
+        options |= {"mean": f.mean, "rstd": f.rstd, "branch": x, "d_residual": x}
+        found.append((*f, *cunorm.layer_norm_backward(dy, f.residual, weight, bias, **options)))
+    for one, other in zip(*found, strict=True):
+        assert_same_bits(on.get(one), on.get(other))
