@@ -174,6 +174,16 @@ def test_a_warmup_for_a_number_of_rows_serves_any_samples_that_have_these(lead, 
         assert len(loads) == warmed, needs
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("lead", [(1, 24), (2, 12), (3, 8), (24, 1)])
+def test_a_warmup_for_a_number_of_rows_serves_any_samples_that_have_these_on_cuda(lead, cuda_loads):
+    sharing = {"weight": "sample", "bias": "sample", "gate": "sample"}
+    warm_up_modulated(sharing, 72, "cuda", rows=24)
+    warmed = len(cuda_loads)
+    train_modulated(sharing, lead, 72, on_cuda)
+    assert len(cuda_loads) == warmed
+
+
 GROUP_SHAPES = [(64, 48), (9000, 16), (40_000, 512)]
 
 
