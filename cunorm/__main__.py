@@ -8,16 +8,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 _INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
 try:
     from cunorm import __version__, _cache, _info
     from cunorm._core.dtypes import DTYPES
+    from cunorm._core.types import GatePosition
     from cunorm._core.validate import ACTIVATIONS
     from cunorm._group_norm.builds import LAYOUTS
     from cunorm._row_norm.spec import NEEDS
-    from cunorm._warmup import AUTO, FUNCTIONS, warmup
+    from cunorm._warmup import AUTO, FUNCTIONS, PERS, warmup
 except KeyboardInterrupt:
     sys.exit(_INTERRUPTED)
 
@@ -149,6 +150,10 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     for name, default in _OPERANDS.items():
         what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
         add(name.replace("_", "-"), what, _OPERAND)
+    for name, allowed in PERS.items():
+        default = "row" if name == "gate" else "all"
+        what = f"what has its own row of it: {', '.join(allowed)}; by default {default}"
+        add(f"{name}-per", what, _SEVERAL, choices=allowed, metavar="PER")
     add("y-dtype", "of y and dy", _SEVERAL | _DTYPE, dest="dtype")
     add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)
     add("center", "of normalize: the mean is subtracted", _FLAG)
@@ -158,7 +163,7 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     add("round-before-weight", rounds, _FLAG)
     names = ", ".join(ACTIVATIONS)
     add("gate-activation", names, _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
-    add("gate-position", "where the gate is applied", _SEVERAL, choices=("pre", "post"))
+    add("gate-position", "where the gate is applied", _SEVERAL, choices=get_args(GatePosition))
     add("num-groups", "of group norms' channels", _SEVERAL, type=int)
     add("positions", "of a sample of group norms", _SEVERAL, type=int)
     add("layout", "in memory, of group norms' x: " + ", ".join(LAYOUTS), _SEVERAL, choices=LAYOUTS)

@@ -32,7 +32,7 @@ from cunorm._core.types import (
 )
 from cunorm._group_norm.builds import LAYOUTS, group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import NEEDS, WITHOUT_BRANCH
 
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
@@ -114,7 +114,8 @@ def warmup(
         default True if the forward writes a stream.
     weight_per, bias_per : str
         "all" rows share a row of the parameter; each "sample" has a row, as in a weight of shape
-        (B, 1, D) for an x of (B, S, D), or (N, C) in a group norm; or each "row" of x.
+        (B, 1, D) for an x of (B, S, D), or (N, C) in a group norm; or each "row" of x, which a
+        group norm does not take.
     gate_per : str
         The same for a gate; of a gate on the branch, "sample scalar" and "row scalar" are a number
         for each sample or row.
@@ -288,8 +289,7 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         "d_residual": {True: True, False: False, AUTO: None},  # as `row_builds` takes it
     }
     parsed = {one: _operand(one, options[one], meaning) for one, meaning in meanings.items()}
-    for one, allowed in PERS.items():
-        validate.choice(FUNCTION, f"{one}_per", options[f"{one}_per"], allowed)
+    _check_sharing(name, options, {one for one in PERS if parsed[one] is not None})
     parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
         dtype = parse_optional_dtype(FUNCTION, one, options[one])
@@ -300,6 +300,25 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         parsed["positions"] = _positive("positions", options["positions"])
         validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
     return {**options, **parsed, "x": x}
+
+
+def _check_sharing(name: str, options: Options, given: set[str]) -> None:
+    """Check which rows share weight, bias and gate, and that only given operands say so."""
+    is_branch = options["gate_position"] == "branch"
+    if is_branch and name in WITHOUT_BRANCH:
+        raise ValueError(f"{FUNCTION}: gate_position is 'branch', which {name} does not take")
+    for one, values in PERS.items():
+        option, reason = f"{one}_per", ""
+        if name in _group_norm.__all__ and one != "gate":
+            values = values[:2]  # not for each position
+        value = validate.choice(FUNCTION, option, options[option], values)
+        if one not in given:
+            reason = f"{one} is absent"
+        elif one == "gate" and not is_branch:
+            reason = "the gate is not on the branch"
+        if reason and value != _ABSENT[option]:
+            default = f"expected {_ABSENT[option]!r} as {reason}"
+            raise ValueError(f"{FUNCTION}: {option} is {value!r}, {default}")
 
 
 def _operand(argument: str, value: object, meaning: Meaning) -> object:

@@ -20,7 +20,7 @@ from cunorm import _info, reference
 from cunorm._backends.cpu.compiler import has_compiler, search
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._row_norm.spec import MODELS
-from cunorm.reference.tolerance import Tolerance
+from cunorm.reference.tolerance import Tolerance, exact_of_stream
 
 Array = NDArray[Any]
 Operands = Mapping[str, Any]
@@ -30,6 +30,8 @@ INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 _MAX_ELEMENTS = 1 << 20  # of a user's array: the float64 reference is slow and takes memory
 _MEAN = "1e4"  # added to x of one operator
+# Operators whose samples each have a row of the parameters, and of the gate.
+_MODULATED = ("layer_norm, adaLN", "add_layer_norm, adaLN-Zero", "group_norm, AdaGN")
 # The operators shown for a dtype and `is_quick`; a pair that is not listed shows all operators.
 _SHOWN = {
     ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
@@ -139,6 +141,7 @@ class Operator:
         self.label, self.name, self.options = label, label.partition(",")[0], options
         # The name before `_forward` and `_backward`.
         self.base = "group_norm" if "num_groups" in options else self.name.removeprefix("add_")
+        self.is_gated_branch = options.get("gate_position") == "branch"
         self.eps: float = signature(getattr(cunorm, self.name)).parameters["eps"].default
 
     def operands(self, rows: Operands) -> dict[str, Any]:
@@ -147,15 +150,28 @@ class Operator:
         names -= {"bias"} if "rms_norm" in self.name else set()
         names -= {"gate"} if "gate_position" not in self.options else set()
         operands = {name: array for name, array in rows.items() if name in names}
-        if self.base == "group_norm":  # the rows are the positions of at most 16 samples
-            count, width = rows["x"].shape
+        is_modulated = self.label in _MODULATED
+        if self.base == "group_norm" or is_modulated:
+            for name in operands.keys() - {"weight", "bias"}:
+                operands[name] = _in_samples(operands[name])
+        if is_modulated:
+            operands |= self._of_samples(operands)
+        if self.base == "group_norm":
             for name in ("x", "dy"):
-                samples = rows[name].reshape(math.gcd(count, 16), -1, width)
-                samples = np.moveaxis(samples, -1, self.options["channel_axis"])
+                samples = np.moveaxis(operands[name], -1, self.options["channel_axis"])
                 operands[name] = np.ascontiguousarray(samples)
         if self.label.endswith(_MEAN):  # its deviations from the mean are now in its last digits
             operands["x"] = operands["x"] + operands["x"].dtype.type(_MEAN)
         return operands
+
+    def _of_samples(self, operands: Operands) -> dict[str, Array]:
+        """Return parameters, and a gate if there is one, with a row for each sample."""
+        is_row, means = self.base != "group_norm", {}
+        for name in ("x", "gate") if "gate" in operands else ("x",):
+            means[name] = operands[name].mean(axis=1, keepdims=is_row, dtype=np.float64)
+        bias = means.pop("x")
+        found = means | {"weight": 1.0 + bias, "bias": bias}
+        return {name: array.astype(np.float32) for name, array in found.items()}
 
     def forward(self, module: ModuleType, operands: Operands, name: str = "") -> partial[Any]:
         """Return the forward for training, or the function `name`, as a partial with arguments."""
@@ -171,6 +187,8 @@ class Operator:
         arguments = {**operands, **self.options, "rstd": saved.rstd}
         if arguments.pop("residual", None) is not None:
             arguments["x"] = saved.residual
+        if self.is_gated_branch:
+            arguments["branch"] = operands["x"]
         if saved.mean is not None:
             arguments["mean"] = saved.mean
         return partial(getattr(module, f"{self.base}_backward"), **arguments)
@@ -179,15 +197,35 @@ class Operator:
         forward = self.forward(cunorm, operands, self.name)
         return {"forward": forward, "backward": self.backward(cunorm, operands, saved)}
 
-    def expected(self, operands: Operands) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the exact results of each direction and the errors that kernels may make."""
-        exact, options, eps = self.forward(reference, operands)(), self.options, self.eps
+    def expected(
+        self, operands: Operands, stream: Array | None = None
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the exact results of each direction and the errors that kernels may make.
+
+        With a gate on the branch, `stream` is what the call returned.
+        """
+        options, eps = self.options, self.eps
         if self.base == "l2_norm":  # its eps is added to the sum of squares
             options, eps = {"c": 1.0}, eps / operands["x"].shape[-1]
-        tolerance = Tolerance(operands, options, eps, exact)
+        if stream is None:
+            exact = saved = self._exact(operands)
+        else:
+            activation = options["gate_activation"]
+            exact = exact_of_stream(self._exact, operands, activation, stream)
+            saved = exact._replace(residual=stream)
+        tolerance = Tolerance(operands, options, eps, exact, stream)
         yield exact, tolerance.forward()
         errors = tolerance.backward(operands["dy"], operands.get("d_residual"))
-        yield self.backward(reference, operands, exact)(), errors
+        yield self.backward(reference, operands, saved)(), errors
+
+    def _exact(self, operands: Operands) -> Any:
+        return self.forward(reference, operands)()
+
+
+def _in_samples(rows: Array) -> Array:
+    """Return rows as the positions of at most 16 samples."""
+    count, width = rows.shape
+    return rows.reshape(math.gcd(count, 16), -1, width)
 
 
 def bytes_moved(call: partial[Any], result: Any) -> int:
@@ -202,6 +240,8 @@ def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> lis
     """Return the norms that the table shows for rows of a width and a dtype."""
     scaled, plain = {"center": True, "c": 1.0}, ("rms_norm", "layer_norm", "l2_norm")
     silu = {"num_groups": math.gcd(width, 32), "activation": "silu", "channel_axis": -1}
+    modulated = {"weight_offset": 1.0}
+    gated = {"gate_activation": "identity", "gate_position": "branch"}
     forms: dict[str, dict[str, Any]] = {
         **{name: {} for name in (*plain, "add_rms_norm", "add_layer_norm")},
         **dict.fromkeys(("normalize", "add_normalize"), scaled),
@@ -212,6 +252,7 @@ def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> lis
         "group_norm, channels first": silu | {"channel_axis": 1},
         "instance_norm": {"num_groups": width, "channel_axis": -1},
         f"group_norm, mean {_MEAN}": silu,
+        **dict(zip(_MODULATED, (modulated, modulated | gated, silu), strict=True)),
     }
     labels = _SHOWN.get((dtype, is_quick), forms.keys())
     return [Operator(*form) for form in forms.items() if form[0] in labels]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The builds that calls of row norms need; they are planned as calls are, but without arrays."""
 
+import math
 from typing import Any
 
 from cunorm._core.build import KernelBuild
@@ -29,10 +30,21 @@ def row_builds(
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
-    # Samples of several rows, or a single one, whose strides are others.
-    splits = [(1, n) for n in counts] + [(2, -(-n // 2)) for n in counts] * has_samples
+    splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
     plans = (plan_of(name, options, (*split, width), device) for split in splits)
     return [launch.build for plan in plans for launch in launches_of(plan, device)]
+
+
+def _samples(rows: int) -> list[int]:
+    """Return numbers of samples of equal size whose builds serve any such number.
+
+    A single sample, samples of several rows, and those of one row have different builds. If cores
+    of a CPU share rows, each number of samples counts.
+    """
+    divisors = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+    if rows > CPU_SHARED_ROWS:
+        return [*divisors[:2], rows]
+    return sorted({*divisors, *(rows // n for n in divisors)})
 
 
 def forward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:

@@ -150,5 +150,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         parameters = names_of(self.types.inputs, Kind.PARAMETER)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys((*parameters, *self.own), ())
         layouts = self.layouts | self.parameter_layouts | {"branch": self.branch}
+        if self.geometry.is_scalar(self._operands["gate"]):
+            layouts = {n: one for n, one in layouts.items() if n not in ("gate", "dgate")}
         strides |= {name: RowLayout(*layout).strides for name, layout in layouts.items()}
         return self.access_to(self.geometry.rows.width, strides, alignments)

@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-_WITHOUT_BRANCH = ("rms_norm", "layer_norm", "normalize")
+WITHOUT_BRANCH = ("rms_norm", "layer_norm", "normalize")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class RowForwardSpec(RowNormSpec):
 
     def check_options(self, inputs: Specs) -> None:
         RowNormSpec.check_options(self, inputs)  # super() fails in a dataclass with slots
-        if self.gate_position == "branch" and self.function in _WITHOUT_BRANCH:
+        if self.gate_position == "branch" and self.function in WITHOUT_BRANCH:
             raise ValueError(
                 f"{self.function}: gate_position is 'branch', expected 'pre' or 'post': a branch "
                 f"is what add_{self.function} adds to the stream"

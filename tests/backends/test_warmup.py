@@ -104,6 +104,120 @@ def test_lists_of_arguments_are_crossed_and_shared_builds_are_loaded_once(loads)
     assert both.builds == len(loads) == 4 * 2 + 2  # param_grad does not depend on gates
 
 
+# --- parameters of samples and rows, gates on the branch ------------------------------------------
+
+LAYER = ("layer_norm_forward", "layer_norm_backward")
+PARAMETERS = [("sample", "sample"), ("sample", "all"), ("row", "sample"), ("row", "row")]
+GATES = ["all", "sample", "row", "sample scalar", "row scalar"]
+SHARING = [
+    *({"weight": weight, "bias": bias} for weight, bias in PARAMETERS),
+    *({"weight": "all", "bias": "all", "gate": gate} for gate in GATES),
+    *({"weight": "sample", "bias": "row", "gate": gate} for gate in GATES),
+]
+# Samples and rows of a sample. Of wide rows, a CPU's threads share few; many bypass the caches.
+FEW = [(samples, rows) for samples in range(1, 16) for rows in range(1, 15 // samples + 1)]
+WIDE = [64, 49_152, 100_000, 1_000_000]
+BRANCH = {"gate_position": "branch", "gate_activation": "tanh"}
+
+
+def warm_up_modulated(sharing, widths, device, **more):
+    """Warm up training, with a residual if there is a gate."""
+    options = {f"{name}_per": per for name, per in sharing.items()} | {"bias": True}
+    if "gate" in sharing:
+        options |= {"gate": True, "residual": True} | BRANCH
+    given = {"device": device, "weight_offset": 1.0, "progress": False}
+    return cunorm.warmup(LAYER, widths, "float32", **given | options | more)
+
+
+def train_modulated(sharing, lead, width, make, needs=("x", "weight", "bias", "gate")):
+    """Make the calls of a warmup, with x of shape (samples, rows, width)."""
+    leads = {"all": (), "sample": (lead[0], 1), "row": lead}
+    given = {"weight_offset": 1.0} | (BRANCH if "gate" in sharing else {})
+    for name, per in sharing.items():
+        shared, _, scalar = per.partition(" ")
+        given[name] = make((*leads[shared], 1 if scalar else width), "float32")
+    x, statistic = make((*lead, width), "float32"), make(lead, "float32")
+    ofs = ({"residual": x}, {"d_residual": x, "branch": x}) if "gate" in sharing else ({}, {})
+    cunorm.layer_norm_forward(x, **given, **ofs[0])
+    cunorm.layer_norm_backward(x, x, mean=statistic, rstd=statistic, needs=needs, **given, **ofs[1])
+
+
+@pytest.mark.parametrize("sharing", SHARING, ids=lambda one: ", ".join(one.values()))
+def test_a_warmup_of_modulated_norms_serves_any_samples_and_rows_on_a_cpu(sharing, loads):
+    warm_up_modulated(sharing, WIDE, "cpu")
+    warmed = len(loads)
+    for width in WIDE:
+        for lead in [*FEW, (1, 16), (5, 7), (40, 1), *[(5, 9000), (9000, 1)] * (width == 64)]:
+            train_modulated(sharing, lead, width, on_cpu)
+            assert len(loads) == warmed, (lead, width)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sharing", SHARING, ids=lambda one: ", ".join(one.values()))
+def test_a_warmup_of_modulated_norms_serves_any_samples_and_rows_on_cuda(sharing, cuda_loads):
+    warm_up_modulated(sharing, 72, "cuda")
+    warmed = len(cuda_loads)
+    for lead in [(1, 1), (1, 9), (9, 1), (2, 3), (5, 40)]:
+        train_modulated(sharing, lead, 72, on_cuda)
+        assert len(cuda_loads) == warmed, lead
+
+
+@pytest.mark.parametrize("lead", [(1, 6), (3, 2), (6, 1), (2, 24), (3, 16)])
+@pytest.mark.parametrize("width", [64, 49_152])
+def test_a_warmup_for_a_number_of_rows_serves_any_samples_that_have_these(lead, width, loads):
+    """Of few gradients, too; a backward whose gate needs no gradient reads no branch."""
+    sharing = {"weight": "sample", "bias": "all", "gate": "sample scalar"}
+    for needs in (("x", "gate"), ("weight",), ("x", "bias")):
+        warm_up_modulated(sharing, width, "cpu", rows=lead[0] * lead[1], needs=needs)
+        warmed = len(loads)
+        train_modulated(sharing, lead, width, on_cpu, needs)
+        assert len(loads) == warmed, needs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lead", [(1, 24), (2, 12), (3, 8), (24, 1)])
+def test_a_warmup_for_a_number_of_rows_serves_any_samples_that_have_these_on_cuda(lead, cuda_loads):
+    sharing = {"weight": "sample", "bias": "sample", "gate": "sample"}
+    warm_up_modulated(sharing, 72, "cuda", rows=24)
+    warmed = len(cuda_loads)
+    train_modulated(sharing, lead, 72, on_cuda)
+    assert len(cuda_loads) == warmed
+
+
+GROUP_SHAPES = [(64, 48), (9000, 16), (40_000, 512)]
+
+
+def check_group_warmup(layout, shapes, device, loads, make):
+    """Check that a warmup for "sample" serves parameters of shapes (N, C), (1, C) and (C,)."""
+    for positions, channels in shapes:
+        options = {"positions": positions, "num_groups": 4, "layout": layout, "device": device}
+        per = {"bias": True, "weight_per": "sample", "bias_per": ("sample", "all")}
+        cunorm.warmup(GROUP, channels, "float32", **options, **per, progress=False)
+        warmed = len(loads)
+        for samples in (1, 2, 5, 40):
+            is_last = layout == "channels_last"
+            sizes = (positions, channels) if is_last else (channels, positions)
+            x, statistic = make((samples, *sizes), "float32"), make((samples, 4), "float32")
+            for lead in ((samples,), (1,), ()):
+                weight, bias = (make((*one, channels), "float32") for one in ((samples,), lead))
+                given = {"weight": weight, "bias": bias, "channel_axis": -1 if is_last else 1}
+                cunorm.group_norm_forward(x, 4, **given)
+                statistics = {"mean": statistic, "rstd": statistic}
+                cunorm.group_norm_backward(x, x, 4, **given, **statistics)
+                assert len(loads) == warmed, (positions, channels, samples, lead)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_a_warmup_of_group_norms_with_parameters_of_samples_serves_any_samples(layout, loads):
+    check_group_warmup(layout, GROUP_SHAPES, "cpu", loads, on_cpu)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_a_warmup_of_group_norms_with_parameters_of_samples_serves_cuda(layout, cuda_loads):
+    check_group_warmup(layout, GROUP_SHAPES[:1], "cuda", cuda_loads, on_cuda)
+
+
 # --- with a compiler ------------------------------------------------------------------------------
 
 SMALL = [one for one in described.cases() if one["op"].startswith("layer_norm_") and one["gate"]]

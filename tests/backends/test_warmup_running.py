@@ -102,6 +102,7 @@ def test_a_bar_counts_the_builds_unless_disabled_or_without_tqdm(
 # --- errors ---------------------------------------------------------------------------------------
 
 GROUP = {"ops": "group_norm", "num_groups": 4, "positions": 9}
+GATE, BRANCH = {"gate": True}, {"gate": True, "gate_position": "branch"}
 FLOATS = "expected float16, bfloat16, float32 or float64"
 
 
@@ -118,6 +119,16 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "l2_norm", "bias": True}, ValueError, "bias is True, which l2_norm does not "),
         ({"gate_position": "pre"}, ValueError, "gate_position is 'pre', expected 'post' as gate"),
+        ({"weight_per": "head"}, ValueError, "weight_per is 'head', expected 'all', 'sample' or '"),
+        ({"weight_per": 1}, TypeError, "weight_per is 1, expected 'all', 'sample' or 'row'"),
+        ({"bias_per": "row"}, ValueError, "bias_per is 'row', expected 'all' as bias is absent"),
+        ({"gate_per": "all"}, ValueError, "gate_per is 'all', expected 'row' as gate is absent"),
+        (GATE | {"gate_per": "all"}, ValueError, "gate_per is 'all', expected 'row' as the gate "),
+        (BRANCH | {"gate_per": "scalar"}, ValueError, "gate_per is 'scalar', expected 'all', 'sa"),
+        (BRANCH | {"ops": "rms_norm"}, ValueError, "gate_position is 'branch', which rms_norm do"),
+        ({"ops": "l2_norm", "weight_per": "row"}, ValueError, "weight_per is 'row', which l2_nor"),
+        (GROUP | {"weight_per": "row"}, ValueError, "weight_per is 'row', expected 'all' or 'sam"),
+        (GROUP | {"gate_per": "all"}, ValueError, "gate_per is 'all', which group_norm does not "),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),

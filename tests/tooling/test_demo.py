@@ -32,7 +32,7 @@ from tests.support.internals import (
 )
 from tests.support.processes import python
 
-ALL, IN_16_BITS, QUICK = 16, 6, 5  # numbers of norms; each norm has two rows in the table
+ALL, IN_16_BITS, QUICK = 19, 6, 5  # numbers of norms; each norm has two rows in the table
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
 
@@ -235,6 +235,7 @@ def test_nothing_compiles_while_a_call_is_timed_and_the_first_row_waits_for_one_
 N, D = 32, 48
 ROWS, WIDTH, STAT = 2 * N * D, 4 * D, 4 * N  # bytes; arrays like x are float16, others float32
 OF_GROUPS = 4 * 16 * 16  # bytes of a statistic of 16 samples with 16 groups
+SAMPLES = 4 * 16 * D  # bytes of a parameter with a row for each sample
 # Forward and backward, counted by hand: what is read, and what is written.
 BYTES = {
     "rms_norm": (ROWS + WIDTH + ROWS, 2 * ROWS + WIDTH + STAT + ROWS + WIDTH),
@@ -246,6 +247,11 @@ BYTES = {
     "rms_norm, post-gate": (3 * ROWS + WIDTH, 3 * ROWS + WIDTH + STAT + 2 * ROWS + WIDTH),
     # the backward reads the bias, too, for the activation
     "group_norm, silu": (2 * (ROWS + WIDTH), 3 * ROWS + 2 * WIDTH + 2 * OF_GROUPS + 2 * WIDTH),
+    "layer_norm, adaLN": (2 * (ROWS + SAMPLES), 3 * ROWS + 3 * SAMPLES + 2 * STAT),
+    # forward: also the residual, the gate and the stream; backward: d_residual, the branch, the
+    # gate, dresidual and dgate
+    "add_layer_norm, adaLN-Zero": (4 * ROWS + 3 * SAMPLES, 6 * ROWS + 5 * SAMPLES + 2 * STAT),
+    "group_norm, AdaGN": (2 * (ROWS + SAMPLES), 3 * ROWS + 4 * SAMPLES + 2 * OF_GROUPS),
 }
 
 
