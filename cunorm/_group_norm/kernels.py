@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros
-from cunorm._core.calls import Kernel
 from cunorm._core.dtypes import DType
+from cunorm._core.kernel import Kernel
 from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, Specs, names_of
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments

@@ -10,7 +10,7 @@ from cunorm._core.operands import arguments, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, Shape, optional_contiguous, optional_dtype
 from cunorm._dispatch.loading import launches_of
-from cunorm._row_norm.launches import CPU_SHARED_ROWS
+from cunorm._row_norm.cpu_launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.spec import RowOptions, backward_scalars, forward_scalars
 

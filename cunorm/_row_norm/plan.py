@@ -23,7 +23,7 @@ from cunorm._core.plan import (
     Sizes,
 )
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, optional_dtype
-from cunorm._row_norm import launches
+from cunorm._row_norm import cpu_launches, launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
 from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes
 from cunorm._row_norm.modulation import Segments
@@ -175,7 +175,7 @@ def workspace_bound(
         rows = rows._replace(rows=segments.rows).not_empty()
         parameters *= segments.number
     if isinstance(caps, CpuCaps):
-        parts = launches.cpu_sums(rows, has_segments=has_segments)
+        parts = cpu_launches.cpu_sums(rows, has_segments=has_segments)
     else:
         sm_count = MAX_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count, has_segments=has_segments))
@@ -188,7 +188,7 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     outputs, count, is_cpu = params.outputs, segments and segments.number, isinstance(caps, CpuCaps)
     rows_of = launches.RowsOf(kernel.macros(is_cpu=is_cpu), count)
     if isinstance(caps, CpuCaps):
-        planned = launches.cpu_launch(types, shape.not_empty(), caps, rows_of)
+        planned = cpu_launches.cpu_launch(types, shape.not_empty(), caps, rows_of)
     else:
         axes = max(layout.axes for layout in kernel.layouts.values())  # leading axes
         call = (shape.not_empty(), kernel.access(alignments), caps, axes, rows_of)

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
-from cunorm._core.calls import Kernel
+from cunorm._core.kernel import Kernel
 from cunorm._core.operands import Kind, Specs, names_of, type_macros
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments

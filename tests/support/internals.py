@@ -56,7 +56,7 @@ from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
 from cunorm._group_norm.layout import Samples
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
-from cunorm._row_norm import launches as _cpu_plan
+from cunorm._row_norm import cpu_launches as _cpu_plan
 from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.geometry import Geometry, RowShape
