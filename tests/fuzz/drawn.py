@@ -43,8 +43,8 @@ def builds_of(kernel: str, seeds: int) -> list[Case]:
 
 
 def _modulated(case: Case, number: int) -> Case:
-    """Return a case whose parameters may vary over rows; of the gates, half are on the branch."""
-    branch = {"gate_position": "branch"} if case.get("gate") and number % 2 else {}
+    """Return a case whose parameters may vary over rows; of three gates, two are on the branch."""
+    branch = {"gate_position": "branch"} if case.get("gate") and number % 3 else {}
     return case | branch | {"modulated": True}
 
 
