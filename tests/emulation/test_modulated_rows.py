@@ -115,6 +115,7 @@ BACKWARD = [planned for planned in PLANNED if planned.kernel == "row_norm_backwa
 IN_EVERY_ORDER = {
     ("16 threads a row, 1 row ahead", "gate of samples, weight too"),
     ("8 threads a row", "weight of positions, bias of samples"),
+    ("4 threads a row, 4 rows ahead", "number of samples, weight of rows"),
     ("a block of 64 a row", "along axes apart"),
     ("a cluster of 4, sums in global memory", "of samples"),
 }

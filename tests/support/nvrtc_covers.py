@@ -248,12 +248,16 @@ def _modulated_spec(name: str, case: Case, needs: Collection[str]) -> Any:
 
 @cache
 def modulated_cover(architecture: str) -> list[Launch]:
-    """Return the launches of parameters with several rows and gates, one for each build."""
+    """Return the launches of parameters with several rows and gates, one for each build.
+
+    Builds that other calls have are left out.
+    """
     found = [
         launch
         for kind in ("MODULATED_BACKWARD", "MODULATED_FORWARD")
         for case in cases(kind)
         for launch in modulated_launches(case, architecture)
+        if {"BRANCH_GATE", "PARAMETER_AXES", "SEGMENTED"} & dict(launch.build.macros).keys()
     ]
     return list({launch.build: launch for launch in found}.values())
 
