@@ -13,7 +13,7 @@ from math import prod
 
 from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
-from bench.timing.cases import OPERATORS, Operator
+from bench.timing.cases import MODULATED, OPERATORS, Operator
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, DType
@@ -46,6 +46,9 @@ GRID = (
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
+# Row norms of samples that have a weight and a bias each, on modelled GPUs: the widths of diffusion
+# transformers, and a sample's rows.
+_MODULATED_WIDTHS, _SAMPLE_ROWS = (1152, 1536, 3072, 4096), 1024
 _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 _NOT_OPTIONS = ("c", "groups", "channel_axis")  # not options of warmup, or passed in another form
 _GPU = Device("cuda", 0)
@@ -83,6 +86,9 @@ def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
                 for plan in plans(operator, direction, dtype, shape, architecture, features, count):
                     if not count or plan.regime != PARAM_GRAD:
                         yield plan
+    modulated = [one for one in MODULATED if not one.of_channels] if is_modelled else []
+    for operator, direction, width in product(modulated, DIRECTIONS, _MODULATED_WIDTHS):
+        yield from plans(operator, direction, SMALL_DTYPE, (width,), architecture, features)
 
 
 def plans(
@@ -106,7 +112,8 @@ def plans(
         launches, chunk = _group_launches(operator, direction, options, rows, shape[0], caps)
     else:
         plan_of = getattr(row_builds, f"{direction}_plan")
-        plan = plan_of(f"{operator.base}_{direction}", options, (1, rows, shape[0]), _GPU)
+        of_samples = (rows // _SAMPLE_ROWS, _SAMPLE_ROWS) if operator.modulated else (1, rows)
+        plan = plan_of(f"{operator.base}_{direction}", options, (*of_samples, shape[0]), _GPU)
         launches, chunk = list(plan.lower(caps, None).launches), 0
     label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
     if features == features_of(architecture):
@@ -159,6 +166,8 @@ def warmup_options(operator: Operator, x: DType | bool, width: int, *positions: 
     """Return the options of `warmup` for an operator's calls; operands have the dtype `x`."""
     own = {name: value for name, value in operator.options.items() if name not in _NOT_OPTIONS}
     options = own | dict.fromkeys(operator.leaves[1:], x) | {"d_residual": operator.has_residual}
+    if operator.modulated:
+        options |= {"weight_per": "sample", "bias_per": "sample"}
     if not operator.of_channels:
         return options | {"groups": operator.groups(width)}
     layout = "channels_last" if operator.memory == "NHWC" else "channels_first"

@@ -139,9 +139,8 @@ def check_operand(
 def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) -> str:
     """Return the end of the error for a wrong shape, if the shape suggests what is wrong."""
     x, row = geometry.shape_of(Kind.LIKE_X), geometry.shape_of(Kind.PARAMETER)
-    is_positional = argument in ("residual", "weight", "bias")
     remedies = geometry.remedies(argument, shape)
-    if function.startswith("add_") and is_positional and shape in (x, row):
+    if function.startswith("add_") and argument == "residual" and shape == row:
         remedies.append(f"the order is {function}(x, residual, weight, ...)")
     if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
         remedies.append(f"the order is {function}(dy, x, ...)")

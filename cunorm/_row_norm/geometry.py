@@ -106,8 +106,13 @@ class Geometry(CallGeometry):
         if kind is Kind.PARAMETER:
             axes = len(self.shape) - self.leading_axes
             row = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
-            return f"{row}, or the same after axes of 1 or of x's sizes" if self.leading else row
+            before = f", alone or after axes that broadcast to {self.leading}"
+            return row + before if self.leading else row
         return ", the shape of x" if kind is Kind.LIKE_X else ", one element for each row of x"
+
+    def remedies(self, argument: str, shape: Shape) -> list[str]:
+        is_gate = argument == "gate" and self.branch_gate
+        return ["each axis before the row, and the whole row, may be 1"] if is_gate else []
 
     @property
     def axes(self) -> RowAxes:

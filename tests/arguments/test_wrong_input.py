@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.arguments.wrong_input import MAKE, NO_ARRAY, TABLE
+from tests.arguments import wrong_input, wrong_modulation
+from tests.arguments.wrong_input import MAKE, NO_ARRAY
 from tests.arguments.wrong_memory import TABLE as MEMORY
 from tests.support.calls import arrays_of, call_of, functions_taking, to
 from tests.support.internals import SCALARS, _dispatch
 from tests.support.operands import at
 from tests.support.refused import RIGHT, Case, check_error, check_refused, rows_of
 
+TABLE = wrong_input.TABLE | wrong_modulation.TABLE
 
-@rows_of(TABLE | MEMORY)
+
+@rows_of(TABLE | wrong_modulation.BACKWARD | MEMORY)
 def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(cases):
     check_refused(cases)
 

@@ -34,7 +34,7 @@ NO_NAMES = [1, b"silu", ["silu"], False, np.tanh]
 NO_BOOLS = [1, 0, None, "yes", np.True_, []]
 DTYPES = "float16, bfloat16, float32 or float64"
 ACTIVATIONS = "'identity', 'sigmoid', 'silu', 'swish', 'tanh', 'relu', 'gelu' or 'gelu_tanh'"
-POSITIONS = "'pre' or 'post'"
+POSITIONS = "'pre', 'post' or 'branch'"
 NAMES = "a tuple of 'x', 'weight', 'bias'"
 FINITE, DIVISOR = "a finite number", "a divisor of 8, the"
 MAKE = "numpy.asarray"
@@ -45,6 +45,7 @@ COMPUTE = {
 }
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_SAMPLES = ", or (3, 8), a row for each sample"
+OF_LEAD = " to match x.shape[-1], alone or after axes that broadcast to {}"
 OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
 HINT = f": pass {MAKE}({{}})"
@@ -85,9 +86,8 @@ def hint_of(name: str, operand: str) -> str:
     """Return how an error says what the shape of an operand or a result has to match."""
     is_group = name in GROUP_NORMS
     if operand in ("weight", "bias"):
-        return (
-            f", one for each channel, {LAST}{OF_SAMPLES}" if is_group else " to match x.shape[-1]"
-        )
+        of_channel = f", one for each channel, {LAST}{OF_SAMPLES}"
+        return of_channel if is_group else OF_LEAD.format((5,))
     if operand in ("mean", "rstd"):
         return f", one element for each {'group of each sample' if is_group else 'row of x'}"
     return ", the shape of x"
@@ -123,13 +123,9 @@ def heads() -> Cases:
 
 def other_order() -> Cases:
     """Yield errors for arrays with the shape of another argument, and for dy with one more axis."""
-    of_row = "(8,) to match x.shape[-1]"
     for name in ROWS:
-        has_order, taken = name.startswith("add_"), parameters_of(name)
+        has_order = name.startswith("add_")
         order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
-        for argument in taken & {"weight", "bias"}:
-            remedy = f"{order}, or {ROWS_OF(2)}" if has_order else f": {ROWS_OF(2)}"
-            yield from shaped([name], argument, [(5, 8)], of_row + remedy)
         both = f"{order}, or {EXPAND.removeprefix(': ')}" if has_order else EXPAND
         yield from shaped([name], "residual", [(8,)], LIKE_X + both)
         yield from shaped([name], "gate", [(8,)], LIKE_X + EXPAND)

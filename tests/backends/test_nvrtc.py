@@ -34,6 +34,7 @@ from tests.support.nvrtc_covers import (
     cases,
     group_cover,
     group_launches,
+    modulated_cover,
     row_cover,
 )
 
@@ -81,7 +82,11 @@ def shares():
 
 
 @pytest.mark.parametrize(("architecture", "share"), [*shares()])
-@pytest.mark.parametrize("cover", [row_cover, group_cover], ids=["row_norms", "group_norms"])
+@pytest.mark.parametrize(
+    "cover",
+    [row_cover, modulated_cover, group_cover],
+    ids=["row_norms", "modulated", "group_norms"],
+)
 def test_a_cover_compiles_for_every_architecture_and_has_room(cover, architecture, share):
     for launch in cover(architecture)[share::SHARES]:
         check_has_room(launch, architecture)
@@ -136,6 +141,23 @@ def test_the_covers_have_every_kind_of_plan():
         }
         clusters |= {launches[0].build.cluster for launches in plans}
     assert clusters == {1, 2, 4, 8, 16}
+
+
+def test_the_cover_of_modulated_norms_has_every_kind_of_build():
+    """Of each macro, every value occurs; of the plans, those that the macros change most."""
+    macros = [dict(launch.build.macros) for launch in modulated_cover("90")]
+    backward = [one for one in macros if "OWN_PARAMETERS" in one]
+    flags = ("OWN_PARAMETERS", "ACCUMULATE", "DGATE_SUMS", "BRANCH_GATE", "SCALAR_GATE")
+    for name in flags:
+        assert {one.get(name, "false") for one in backward} == {"false", "true"}, name
+    assert {(one["OWN_PARAMETERS"], is_streamed(one)) for one in backward} == {
+        *product(("false", "true"), (False, True))
+    }
+    assert {one["PARAMETER_AXES"] for one in macros if "PARAMETER_AXES" in one} == {*"123"}
+    assert {one["SEGMENT_AXES"] for one in backward} == {*"12"}
+    assert {(one["BRANCH_T"] != "absent", one["STAGES"] > "0") for one in backward} == {
+        *product((False, True), repeat=2)
+    }
 
 
 def is_streamed(macros: dict[str, str]) -> bool:

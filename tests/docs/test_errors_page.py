@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.arguments import wrong_input, wrong_memory
+from tests.arguments import wrong_input, wrong_memory, wrong_modulation
 from tests.support.caches import compiles, fresh_process
 from tests.support.kinds import Foreign, ForeignBefore1
 
@@ -40,9 +40,6 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: rms_backward(X, X, rstd=RSTD, eps=1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
     lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
-    lambda: rms(X, gate=X, gate_position="branch"),
-    lambda: rms_backward(X, X, rstd=RSTD, gate=X, gate_position="branch"),
-    lambda: rms_backward(X, X, rstd=RSTD, branch=X),
 ]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",
@@ -136,6 +133,7 @@ def messages_of(calls: Calls) -> list[str]:
 
 def plain_messages() -> list[str]:
     tables = wrong_input.TABLE | wrong_memory.TABLE
+    tables |= wrong_modulation.TABLE | wrong_modulation.BACKWARD
     return messages_of(PLAIN) + [case.text for cases in tables.values() for case in cases]
 
 

@@ -87,6 +87,69 @@ def test_a_plan_moves_each_array_once_and_reads_inputs_of_streamed_sums_twice(pl
     assert sum(one.loaded + one.stored for one in moved) == arrays * size
 
 
+OF_SAMPLES = {"weight_own": "100", "bias_own": "100"}
+BRANCH = {"stream": "+ float32", "gate": "float32", "gate_position": "branch"}
+BRANCH |= {"d_residual": "float32"}
+# The case; as above, arrays that a forward and a backward must move, and that they read twice.
+MODULATED: dict[str, tuple[dict[str, str], tuple[int, int], tuple[int, int]]] = {
+    "of samples": (OF_SAMPLES, (2, 3), (1, 2)),  # x; dy and x
+    "of rows": ({"weight_own": "111", "bias_own": "111"}, (4, 6), (1, 3)),  # also the weight
+    "gate": (BRANCH, (5, 8), (1, 2)),  # the stream; dy and x
+    "gate of samples": (BRANCH | OF_SAMPLES | {"gate_own": "100"}, (4, 6), (1, 2)),
+}
+MODULATED_IN_CI = {
+    ("row_norm_forward", "a cluster of 4", "of samples"),
+    ("row_norm_forward", "8 threads a row", "of rows"),
+    ("row_norm_forward", "streamed", "gate"),
+    ("row_norm_forward", "a block of 64 a row", "gate of samples"),
+    ("row_norm_backward", "streamed", "of samples"),
+    ("row_norm_backward", "16 threads a row, 1 row ahead", "of rows"),
+    ("row_norm_backward", "a block of 64 a row", "gate"),
+    ("row_norm_backward", "a cluster of 4, 2 rows ahead", "gate of samples"),
+}
+
+
+@pytest.mark.parametrize(
+    ("planned", "operands"),
+    [
+        pytest.param(
+            *(Planned(kernel, plan), operands),
+            marks=() if (kernel, plan, operands) in MODULATED_IN_CI else pytest.mark.exhaustive,
+            id=f"{kernel}-{plan}-{operands}",
+        )
+        for kernel, plans in ROW_PLANS.items()
+        for plan in plans
+        for operands in MODULATED
+    ],
+)
+def test_parameters_with_rows_are_read_for_each_row_of_x_at_most(planned, operands):
+    """Arrays as large as x move as often as they must; other parameters are read from L2 again."""
+    case, arrays, read_twice = MODULATED[operands]
+    dtype, is_backward = planned.case.get("x", "float32"), "backward" in planned.kernel
+    shape, given = planned.case["shape"], ("dx", "dweight", "dbias", "dgate")
+    given += ("dresidual",) if "gate" in case else ()
+    made = planned.case | {"gate": None, "d_residual": None, "stream": None, "center": True}
+    made |= dict.fromkeys(("weight", "bias"), dtype) | {"needs": ALL}
+    made |= {name: text.replace("float32", dtype) for name, text in case.items()}
+    made |= {"shape": shape if shape[0] > 1 else (2, 1, 2, shape[-1])}
+    call = call_of(planned.kernel, made | ({"given": given} if is_backward else {}))
+    with planned.machine() as planned_launches, counting() as launches:
+        call.check()
+    x = call.inputs["x"].array
+    large = [one.array for one in call.arrays if one.array.nbytes == x.nbytes]
+    moved = [launches[0].range_at(array.data.ptr) for array in large]
+    is_streamed = "streamed" in row_plan_name(planned_launches[0])
+    count = arrays[is_backward] + (read_twice[is_backward] if is_streamed else 0)
+    assert sum(one.loaded + one.stored for one in moved) == count * x.nbytes
+    for name in ("weight", "bias", "gate"):
+        array = call.inputs[name] and call.inputs[name].array
+        if array is not None and array.nbytes < x.nbytes:
+            of_array = launches[0].range_at(array.data.ptr)
+            assert of_array.loaded <= x.nbytes * (2 if is_backward and is_streamed else 1)
+            is_read = not (is_backward and name == "bias")
+            assert of_array.distinct_loaded == (array.nbytes if is_read else 0)
+
+
 @pytest.mark.parametrize("needs", [("weight",), ("x", "weight")], ids="-".join)
 @pytest.mark.parametrize("plan", ["last, two launches of several groups", "first, two launches"])
 def test_the_second_of_two_launches_reads_a_sample_only_for_dx(plan, needs):

@@ -30,13 +30,23 @@ _ALL = {
     **{"far": _BOTH, "kind": drawn.KINDS, "workspace": _BOTH, "size": _SIZES},
     **{"given": ("all but statistics", "none", "some"), "inputs": _MEMORY, "results": _MEMORY[:3]},
 }
+_OWN = ("one", "one, with axes", "some", "each")  # rows of a parameter
+_GATES = ("like x", *_OWN, *(f"{own}, scalar" for own in _OWN))
+_POSITIONS = ("pre", "post", "branch")
 _OF_ROWS = _ALL | {
     **{"leading axes": (0, 1, 2, 3, 4), "axes of a row": (1, 2, 3), "groups": drawn.GROUPS},
     **{"c": drawn.LENGTHS, "gate_activation": ACTIVATIONS},
+    **{
+        "rows of weight": _OWN,
+        "rows of bias": _OWN,
+        "gate_position": _POSITIONS,
+        "rows of gate": _GATES,
+    },
 }
 _OF_GROUPS = _ALL | {
     **{"activation": (None, *ACTIVATIONS), "channels_last": _BOTH, "channel_axis": (-1, 1)},
     **{"samples": ("1", "some"), "axes of positions": (0, 1, 2, 3, 4)},
+    **{"rows of weight": _OWN[:2] + _OWN[3:], "rows of bias": _OWN[:2] + _OWN[3:]},
 }
 _IDLE = ("in_place",)  # not drawn: a relation sets it
 
@@ -62,7 +72,11 @@ def values_of(kernel: str, case: Case) -> dict[str, Any]:
     if "needs" in found:
         absent = (name for name in case["needs"] if name != "x" and not case.get(name))
         found["names an absent operand"] = any(absent)
+    found |= {f"rows of {name}": _rows_of(case[f"{name}_own"]) for name in ("weight", "bias")}
     if "row" in kernel:
+        own = case["gate_own"]
+        scalar = ", scalar" if (own or "").endswith("scalar") else ""
+        found["rows of gate"] = _GATES[0] if own is None else _rows_of(own) + scalar
         if not case["gate"]:
             found["gate_activation"] = None
         leading, row = case["shape"][: case["axis"]], case["shape"][case["axis"] :]
@@ -76,6 +90,14 @@ def values_of(kernel: str, case: Case) -> dict[str, Any]:
         line = samples.channels if samples.channels_last else prod(samples.spatial)
         found["size"] = _size(line, prod(samples.shape) > _SHARED["group"])
     return found
+
+
+def _rows_of(own: str | None) -> str:
+    """Return how many rows a parameter has, given the axes along which it has its own."""
+    flags = (own or "").removesuffix(" scalar")
+    if "1" not in flags:
+        return _OWN[1] if flags else _OWN[0]
+    return _OWN[2] if "0" in flags else _OWN[3]
 
 
 def _memory(layout: Any) -> str:

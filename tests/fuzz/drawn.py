@@ -37,15 +37,26 @@ LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
 def builds_of(kernel: str, seeds: int) -> list[Case]:
     """Return the builds to draw from: those of a cover, and those of `seeds` larger covers."""
     more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
-    return [*machine_builds(kernel), *more]
+    plain = [*machine_builds(kernel), *more]
+    some = plain[:: 2 if seeds else 4]
+    return [*plain, *(_modulated(case, number) for number, case in enumerate(some))]
+
+
+def _modulated(case: Case, number: int) -> Case:
+    """Return a case whose parameters may vary over rows; of the gates, half are on the branch."""
+    branch = {"gate_position": "branch"} if case.get("gate") and number % 2 else {}
+    return case | branch | {"modulated": True}
 
 
 @st.composite
 def cases(draw: Any, kernel: str, builds: list[Case], *, with_long: bool = False) -> Case:
     """Draw a case of one of the builds; `with_long` makes some cases large."""
-    case = draw(st.sampled_from(builds))
+    case = {**draw(st.sampled_from(builds))}
+    is_modulated = case.pop("modulated", False)
     is_long = with_long and draw(st.integers(0, 15)) == 15
     case = case | draw((_of_groups if "group" in kernel else _of_rows)(case, is_long))
+    if is_modulated:
+        case |= draw((_own_samples if "group" in kernel else _own_rows)(case))
     case["eps"] = draw(st.sampled_from(EPS))
     case["offset"] = draw(st.sampled_from([0, *OFFSETS]))
     if case.get("accumulate"):
@@ -105,6 +116,34 @@ def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
         return {"samples": drawn, "layouts": tuple(layouts), "results": tuple(results)}
     # No results are given, because their layout would have to follow from the drawn strides of x.
     return {"samples": drawn, "given": ()} | draw(_layouts(0, len(drawn.shape), 0))
+
+
+@st.composite
+def _own_rows(draw: Any, case: Case) -> Case:
+    """Draw along which leading axes parameters, and a gate on the branch, have rows of their own.
+
+    In each of at most three runs of axes, all axes of a parameter are alike. As strides do, groups
+    count as one run.
+    """
+    leading = len(case["shape"]) + case["axis"]
+    first = draw(st.integers(0, leading))
+    second = draw(st.integers(first, leading)) if case["groups"] == 1 else leading
+    lengths, found = (first, second - first, leading - second), {}
+    for name in ("weight", "bias", "gate"):
+        flags = "".join(draw(st.sampled_from("01")) * length for length in lengths)
+        own = draw(st.sampled_from([None, flags, flags, flags.lstrip("0")]))
+        scalar = draw(st.sampled_from(["", " scalar"]))
+        if name != "gate":
+            found["weight_own" if name == "weight" else "bias_own"] = own
+        elif case["gate"] and case["gate_position"] == "branch":
+            found["gate_own"] = own if own is None else own + scalar
+    return found
+
+
+@st.composite
+def _own_samples(draw: Any, case: Case) -> Case:
+    own = st.sampled_from([None, "0", "1", "1"])
+    return {"weight_own": draw(own), "bias_own": draw(own)}
 
 
 @st.composite

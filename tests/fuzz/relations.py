@@ -69,7 +69,8 @@ def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bo
     if seed % 2:
         picked = choose.sample(range(count), count)
     found = _picked(kernel, case, picked).run()
-    _assert_rows(_rows(found, len(picked), range(len(picked))), _rows(result, count, picked))
+    rows = _rows(case, found, len(picked), range(len(picked)))
+    _assert_rows(rows, _rows(case, result, count, picked))
     return True
 
 
@@ -78,7 +79,8 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
     count, choose = _count(case), random.Random(seed)
     if any(map(is_expanded, case["layouts"])):
         return False
-    name = choose.choice([n for n in ("x", "dy", "gate", "residual") if call.inputs.get(n)])
+    names = ("x", "dy", *(() if _is_shared(case, "gate") else ("gate",)), "residual", "branch")
+    name = choose.choice([name for name in names if call.inputs.get(name)])
     host = call.inputs[name].host
     index = tuple(choose.randrange(size) for size in host.shape)
     number = np.ravel_multi_index(index, host.shape) * count // host.size
@@ -86,7 +88,7 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
     others = [row for row in range(count) if row != number]
     with np.errstate(all="ignore"):
         found = call.run()
-    _assert_rows(_rows(found, count, others), _rows(result, count, others))
+    _assert_rows(_rows(case, found, count, others), _rows(case, result, count, others))
     return True
 
 
@@ -94,7 +96,7 @@ def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool
     """If x and residual are doubled and eps is multiplied by 4, results change by `factors`."""
     if call.inputs.get("d_residual") or _has_float16(result):
         return False
-    _scale(call.inputs, ("x", "residual", "mean"), 2)
+    _scale(call.inputs, ("x", "residual", "branch", "mean"), 2)
     _scale(call.inputs, ("rstd",), 0.5)
     more = {"eps": 4 * case["eps"]} if "forward" in kernel else {}
     found = call.run(**more)
@@ -113,9 +115,13 @@ def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> boo
 
 
 def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
-    """dweight and dbias of a batch are the sums over its parts, within the bounds."""
+    """dweight and dbias of a batch are the sums over its parts, within the bounds.
+
+    Parts of modulated rows have parameters of other shapes.
+    """
     count = _count(case)
-    if count < 2 or _accumulated(case) or not _is_movable(case):
+    is_modulated = any(_is_shared(case, name) for name in ("weight", "bias", "gate"))
+    if count < 2 or is_modulated or _accumulated(case) or not _is_movable(case):
         return False
     cut, expected = 1 + seed % (count - 1), call.expected()
     parts = [_picked(kernel, case, rows) for rows in (range(cut), range(cut, count))]
@@ -131,7 +137,7 @@ def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> 
 
 def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """If 16 is added to x, a centered y changes by no more than the bounds."""
-    centered = ("group" in kernel or case["center"]) and case.get("gate_position") != "pre"
+    centered = "group" in kernel or (case["center"] and case["gate_position"] == "post")
     if not centered or case.get("values") != "quarters" or case["far"]:
         return False
     before = call.expected().bound("y", str(result.y.dtype))
@@ -144,10 +150,12 @@ def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bo
 
 def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """With a residual, y is the norm of the sum."""
-    is_fused = (case["stream"] or "").startswith("+")
+    is_fused = (case["stream"] or "").startswith("+") or case["gate_position"] == "branch"
     if not is_fused or case["round_before_weight"] or case["x"] == "float64":
         return False
     more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
+    if case["gate_position"] == "branch":
+        more |= {"gate": None, "gate_position": "post", "gate_activation": "silu"}
     y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
     assert_same_bits(y, result.y)
     return True
@@ -155,7 +163,8 @@ def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -
 
 def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """The functions that return only y give the same bits."""
-    of_rows = "add_normalize" if case["stream"] else "normalize"
+    has_stream = case["stream"] or case.get("gate_position") == "branch"
+    of_rows = "add_normalize" if has_stream else "normalize"
     plain = "group_norm" if "group" in kernel else of_rows
     given = _numpy(call) | {"out": None, "dtype": str(result.y.dtype)}
     y = getattr(cunorm, plain)(**_accepted(plain, given))
@@ -229,12 +238,18 @@ def _picked(kernel: str, case: Case, picked: Iterable[int]) -> Call:
     return call_of(kernel, case | more, OnNumpy())
 
 
-def _rows(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
+def _is_shared(case: Case, name: str) -> bool:
+    """Return whether an operand has rows that other rows of x share, or some rows of its own."""
+    return case[f"{name}_own"] is not None
+
+
+def _rows(case: Case, result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
     """Return the results of the given rows, without gradients of parameters."""
+    summed = (*_OF_PARAMETERS, "dgate") if _is_shared(case, "gate") else _OF_PARAMETERS
     return {
         name: np.ascontiguousarray(array).reshape(count, -1)[[*rows]]
         for name, array in result._asdict().items()
-        if array is not None and name not in _OF_PARAMETERS
+        if array is not None and name not in summed
     }
 
 

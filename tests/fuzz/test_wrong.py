@@ -30,6 +30,7 @@ WRONG = {
     **dict.fromkeys(("center", "round_before_weight", "accumulate"), FLAGS),
     "needs": [("y",), "x", None, 1, ("x", "dx"), ([],)],
 }
+PARAMETERS = ("weight", "bias", "gate")
 DTYPES = ("int32", "uint8", "bool", "complex64", ml_dtypes.float8_e4m3fn)
 NO_ARRAYS = [[1.0], 2.0, "x", b"x", object()]
 
@@ -42,9 +43,12 @@ def wrong_arrays(name, array):
         return [*NO_ARRAYS, array[::2], read_only]
     wrong = [*NO_ARRAYS, *(np.zeros(array.shape, dtype) for dtype in DTYPES)]
     if name != "x":  # x may have any shape: the error would name another array
-        shapes = [(*array.shape, 2), (2, *array.shape, 3)]
+        odd = 7919  # no axis of x has this size: parameters may have axes of x's sizes before a row
+        shapes = [(*array.shape, odd), (odd, *array.shape, 3)]
         if array.size > 1:
-            shapes += [array.shape[:-1], (*array.shape[:-1], array.shape[-1] + 1)]
+            shapes += [(*array.shape[:-1], array.shape[-1] + odd)]
+        if array.size > 1 and name not in PARAMETERS:
+            shapes += [array.shape[:-1]]
         wrong += [np.broadcast_to(array.dtype.type(1), shape) for shape in shapes]
     return [*wrong, np.ma.masked_array(array)]
 

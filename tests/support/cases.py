@@ -41,9 +41,9 @@ _UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
 # has the indices of the rows or samples to keep; None keeps all. `values` is the kind of numbers in
 # x and residual, `scale` their factor; `dy_scale` is the factor of dy and d_residual. `weight_own`
 # and `bias_own` have a 1 for each leading axis of x along which the parameter has rows of its own:
-# "100" for a weight of each sample; None is a parameter without leading axes. `gate_own` says the
-# same of a gate on the branch, with " scalar" behind it if a row's gate is one number; None is a
-# gate of x's shape.
+# "100" for a weight of each sample, "1" in a group norm; "01" lacks the first of three axes; None
+# is a parameter without leading axes. `gate_own` says the same of a gate on the branch, with
+# " scalar" behind it if a row's gate is one number; None is a gate of x's shape.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -139,10 +139,9 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     if is_row and case["gate_own"] is None:
         inputs["gate"] = make.large(case["gate"], near=True)
     elif is_row:
-        inputs["gate"] = make.param(case["gate"], shape=own_shape(case, "gate"))
-    weight, bias = (own_shape(case, name) for name in ("weight", "bias"))
-    inputs["weight"] = make.param(case["weight"], mean=1.0, shape=weight)
-    inputs["bias"] = make.param(case["bias"], shape=bias)
+        inputs["gate"] = _parameter(case, make, "gate")
+    inputs["weight"] = _parameter(case, make, "weight", mean=1.0)
+    inputs["bias"] = _parameter(case, make, "bias")
     add = _add_backward if "backward" in kernel else _add_forward
     operands, outputs, before = add(case, is_row, make, inputs, options)
     exact = partial(expected, **operands, eps=case["eps"])
@@ -170,10 +169,36 @@ def own_shape(case: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
     own = case.get(f"{name}_own")
     if own is None:
         return None
-    *leading, width = case["shape"]
-    flags, is_scalar = own[: len(leading)], own.endswith("scalar")
-    sizes = (size if flag == "1" else 1 for size, flag in zip(leading, flags, strict=True))
-    return (*sizes, 1 if is_scalar else width * case.get("groups", 1))
+    leading, row = _leading_and_row(case)
+    flags = own.removesuffix(" scalar")
+    sizes = leading[len(leading) - len(flags) :]
+    lead = (size if flag == "1" else 1 for size, flag in zip(sizes, flags, strict=True))
+    return (*lead, *((1,) * len(row) if flags != own else row))
+
+
+def _leading_and_row(case: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of x before a parameter's row, and those of the row."""
+    samples = case.get("samples")
+    if samples is not None:
+        return (samples.samples,), (samples.channels,)
+    *sizes, width = case["shape"]
+    shape, axis = (*sizes, width * case.get("groups", 1)), case.get("axis", -1)
+    return shape[:axis], shape[axis:]
+
+
+def _parameter(case: Case, make: Draws, name: str, mean: float = 0.0) -> Placed | None:
+    """Place a parameter; one with rows of its own gets a row for each picked row or sample of x."""
+    picked, shape = case["picked"], own_shape(case, name)
+    if picked is None or shape is None:
+        return make.param(case[name], mean, shape)
+    leading, row = _leading_and_row(case)
+    own_row = shape[len(shape) - len(row) :]
+
+    def pick(values: Array) -> Array:
+        rows = np.broadcast_to(values, (*leading, *own_row)).reshape(-1, *own_row)[picked]
+        return rows if "samples" in case else rows.reshape(1, 1, *rows.shape)
+
+    return make.param(case[name], mean, shape, pick)
 
 
 def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
@@ -239,6 +264,8 @@ def _add_forward(case: Case, is_row: bool, make: Draws, inputs: Any, options: An
         if words:
             over = inputs["residual"] if case["in_place"] == "all" and "as" not in dtypes else None
             outputs["residual"] = over or make.result(words[-1])
+        elif options["gate_position"] == "branch":
+            outputs["residual"] = make.result(case["x"])
     operands = _hosts(inputs) | options
     options["eps"] = case["eps"]
     if case["given"]:

@@ -49,7 +49,7 @@ class Formulas:
         q = q - q.mean(-1, keepdims=True) if center else q
         r = q / ((q * q).mean(-1, keepdims=True) + eps) ** 0.5
         y = (r if c is None else r * (c / width**0.5)).reshape(x.shape)
-        y = self.rounded(y) if round_before_weight and weight is not None else y
+        y = self.rounded(y) if round_before_weight else y
         y = y if weight is None else y * (weight + weight_offset)
         y = y if bias is None else y + bias
         return y * factor if gate_position == "post" else y

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
+from typing import Any
 
+from tests.support.cases import own_shape
 from tests.support.covers import Case, pairwise
 from tests.support.gpus import limits_of
 from tests.support.internals import (
@@ -12,7 +15,10 @@ from tests.support.internals import (
     DTYPES,
     FLOAT32,
     FLOAT64,
+    ROW_BACKWARD,
+    ROW_FORWARD,
     BackwardTypes,
+    Device,
     Features,
     Formula,
     ForwardTypes,
@@ -23,10 +29,14 @@ from tests.support.internals import (
     ParamGradTypes,
     RowShape,
     Samples,
+    _row_spec,
+    compute_type,
     cuda_backward,
     cuda_forward,
     cuda_param_grad,
     cuda_schedule,
+    optional_contiguous,
+    parse,
 )
 
 ROWS = 1 << 20  # enough for all blocks of a GPU
@@ -77,6 +87,22 @@ SHAPES = (
 OF_GROUPS = COMMON | BIAS | {"shape": SHAPES, "channels_last": (True, False)}
 GROUP_FORWARD = OF_GROUPS | {"y": ("x", "float16")}
 GROUP_BACKWARD = OF_GROUPS | DY | SUMS | {"dx": (True, False)}
+# Parameters with several rows, and gates on the branch; `cases` says what _own means.
+OWN = (None, "100", "101", "111")
+MODULATED = {
+    **{"x": tuple(DTYPES), "activation": tuple(ACTIVATIONS), "features": COMMON["features"]},
+    **{"weight": (None, "x", "float32"), "bias": (None, "x", "float32")},
+    **{"weight_own": OWN, "bias_own": OWN, "gate_own": (*OWN, "100 scalar", "111 scalar")},
+    **{"gate": (None, "x", "float32"), "stream": (None, "x", "float32"), "alignment": (0, 8, 2)},
+    **{"offset": (0.0, 1.0), "rounded": (False, True), "center": (False, True), "groups": (1, 3)},
+    **{"width": (100, 1000, 4096, 5003, 16384, 20001, 65536, 100003), "axes": (1, 3)},
+}
+MODULATED_FORWARD = MODULATED | {"y": ("x", "float32")}
+MODULATED_BACKWARD = MODULATED | {
+    **{"dy": ("x", "float16"), "accumulate": (False, True)},
+    "needs": (("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)),
+}
+MODULATED_ROWS, SUMMED = (64, 128, 128), ("weight", "bias")
 PLAIN_WIDTHS = (16384, 32768, 65536, 131072)  # clusters of every size
 
 
@@ -176,10 +202,72 @@ def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
     return cuda_schedule(types, samples, case["access"], gpu_of(case, architecture)).passes
 
 
+def modulated_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
+    """Return the launches of a case of MODULATED_FORWARD or MODULATED_BACKWARD."""
+    gate = (case["activation"], "branch") if case["gate"] else ("silu", "post")
+    options = _row_spec.RowOptions(-1, case["groups"], case["offset"], case["rounded"], *gate)
+    more: dict[str, Any] = {"center": case["center"]}
+    if "y" in case:
+        op, make, more["saves"] = ROW_FORWARD, _row_spec.forward_scalars, True
+    else:
+        op, make = ROW_BACKWARD, _row_spec.backward_scalars
+        names = {name: None for name in case["needs"] if name == "x" or case[name]}
+        more |= {"needs": tuple(names) or ("x",), "accumulate": case["accumulate"]}
+    slots = (*op.input_slots, *op.result_slots)
+    specs = [_modulated_spec(slot.name, case, more.get("needs", ())) for slot in slots]
+    plan = op.plan(parse(op, make("f", options, **more)), tuple(specs))
+    gpu, alignments = gpu_of(case, architecture), (case["alignment"],) * op.array_count
+    return plan.lower(gpu, alignments).launches
+
+
+def _modulated_spec(name: str, case: Case, needs: Collection[str]) -> Any:
+    """Return the spec of an operand, or None; of three axes, two are swapped in memory."""
+    x, *leading = DTYPES[case["x"]], *MODULATED_ROWS
+    operand = name.removeprefix("d") if name in ("dweight", "dbias") else name
+    of_stream = dtypes(case, "stream")["stream"]
+    dtype = dtypes(case, "weight", "bias", "gate") | {"x": x, **dtypes(case, *({"y"} & {*case}))}
+    dtype |= {"residual": of_stream, "dresidual_out": of_stream}
+    if "dy" in case:
+        dtype |= {**dtypes(case, "dy"), "rstd": compute_type(x)}
+        dtype |= {"mean": compute_type(x)} if case["center"] else {}
+        dtype |= {"branch": x} if case["gate"] and "gate" in needs else {}
+        dtype |= {f"d{one}": FLOAT32 for one in needs if case["accumulate"] and one in SUMMED}
+    shape = (*leading, case["width"] * case["groups"])
+    if name in ("mean", "rstd"):
+        shape = (*leading, *([case["groups"]] if case["groups"] > 1 else []))
+    elif operand in SUMMED:
+        shape = shape[-1:]
+    sized = case | {"shape": (*leading, case["width"])}
+    spec = optional_contiguous(
+        own_shape(sized, operand) or shape, dtype.get(name), Device("meta", 0)
+    )
+    if spec and case["axes"] == 3 and len(spec.shape) == 4 and operand == name:
+        spec = spec.dense((1, 0, 2, 3))
+    return spec
+
+
+@cache
+def modulated_cover(architecture: str) -> list[Launch]:
+    """Return the launches of parameters with several rows and gates, one for each build."""
+    found = [
+        launch
+        for kind in ("MODULATED_BACKWARD", "MODULATED_FORWARD")
+        for case in cases(kind)
+        for launch in modulated_launches(case, architecture)
+    ]
+    return list({launch.build: launch for launch in found}.values())
+
+
 @cache
 def cases(kind: str) -> list[Case]:
     """Return a pairwise cover of a kernel's choices."""
-    return pairwise(globals()[kind])
+    return pairwise(globals()[kind], _relevant)
+
+
+def _relevant(case: Case) -> Case:
+    """Return the choices of a case, or of part of a case, that have an effect."""
+    idle = {f"{name}_own" for name in (*SUMMED, "gate") if case.get(name, True) is None}
+    return {name: choice for name, choice in case.items() if name not in idle}
 
 
 @cache

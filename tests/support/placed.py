@@ -190,13 +190,17 @@ class Draws:
         return self._keep(like, values.astype(DTYPES[dtype]))
 
     def param(
-        self, dtype: str | None, mean: float = 0.0, shape: Shape | None = None
+        self,
+        dtype: str | None,
+        mean: float = 0.0,
+        shape: Shape | None = None,
+        pick: Callable[[Array], Array] = np.asarray,
     ) -> Placed | None:
-        """Place an operand like weight, or of a shape."""
+        """Place an operand like weight, or what `pick` returns of one of a shape."""
         if dtype is None:
             return None
         drawn = mean + 0.5 * self._rng.standard_normal(self._columns if shape is None else shape)
-        return self.values(drawn.astype(DTYPES[dtype]))
+        return self.values(pick(drawn).astype(DTYPES[dtype]))
 
     def values(self, array: Array | None) -> Placed | None:
         """Place an array with given values."""

@@ -180,6 +180,13 @@ def check_batch(call, shapes, dims, *counts):
         assert_close(found, items(function, dims, tensors))
 
 
+def test_a_batch_whose_axes_alternate_too_often_for_one_call_is_a_loop():
+    def call(x, weight, bias):
+        return (modulated(x, weight, bias),)
+
+    check_batch(call, ((2, 3, 2, 4), (3, 1, 4), (4,)), (0, 0, None), 6, 12)
+
+
 def test_a_vmap_in_a_vmap_is_one_call():
     x, weight, bias = tensor("x", 2, 3, 6, 4), tensor("weight", 2, 4), tensor("bias", 3, 6, 4)
     call = torch.func.vmap(torch.func.vmap(modulated, (0, None, 0)), (0, 0, None))
