@@ -15,6 +15,7 @@ from tests.support.calls import (
     WIDTH,
     assert_same,
     call_of,
+    call_uncached,
     devices,
     fields,
     functions_taking,
@@ -23,6 +24,7 @@ from tests.support.calls import (
     raises,
     to,
 )
+from tests.support.internals import _scratch
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
@@ -134,6 +136,17 @@ def test_the_size_for_modulated_norms_and_gates_of_the_branch_is_enough(
     check_enough(call, size_of(call, **options))
     for needs in [("gate",)] * bool(gate) + [("x", "bias")]:
         check_enough(call, size_of(call, **options, needs=needs), needs=needs)
+
+
+@pytest.mark.parametrize(("shape", "weight", "bias", "gate"), OF_SAMPLES[:-1])
+def test_a_modulated_backward_on_a_cpu_takes_as_many_bytes_as_the_size(
+    shape, weight, bias, gate, monkeypatch
+):
+    call, options = modulated("numpy", shape, weight, bias, gate)
+    taken, take = [0], _scratch.take
+    monkeypatch.setattr(_scratch, "take", lambda size: taken.append(size) or take(size))
+    call_uncached(call.make)
+    assert taken[-1] == size_of(call, **options)
 
 
 def test_rows_with_parameters_or_gates_of_their_own_need_no_sums():
