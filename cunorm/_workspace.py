@@ -146,9 +146,12 @@ def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     x, weight, bias = specs
-    compute, is_branch = compute_type(x.dtype, options["x_dtype"]), False
-    if options["gate"] is not None:
-        is_branch = options["gate_position"] == "branch"
+    compute, position = compute_type(x.dtype, options["x_dtype"]), options["gate_position"]
+    if options["gate"] is None and position != "post":
+        raise ValueError(
+            f"{_FUNCTION}: gate_position is {position!r}, expected 'post' as gate is None"
+        )
+    is_branch = position == "branch"
     rows = options["axis"], options["groups"]
     geometry = row_geometry(_FUNCTION, x, compute, *rows, branch_gate=is_branch)
     named: Specs = {"weight": weight, "bias": bias, "gate": options["gate"]}

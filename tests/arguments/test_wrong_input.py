@@ -141,6 +141,9 @@ NOT_TAKEN = [
     ("l2_norm_backward", "channel_axis", 1, "1, expected the default"),
     ("instance_norm", "num_groups", 8, "given, expected None"),
     ("instance_norm", "groups", 2, "2, expected the default"),
+    ("l2_norm_backward", "gate", X, "given, expected None"),
+    ("instance_norm", "gate", X, "given, expected None"),
+    ("instance_norm", "gate_position", "branch", "'branch', expected the default"),
 ]
 
 

@@ -15,6 +15,7 @@ from tests.support.calls import (
     WIDTH,
     assert_same,
     call_of,
+    call_uncached,
     devices,
     fields,
     functions_taking,
@@ -23,6 +24,7 @@ from tests.support.calls import (
     raises,
     to,
 )
+from tests.support.internals import _scratch
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
@@ -94,6 +96,85 @@ def test_the_size_for_a_backward_depends_on_its_needs(name, needs):
         size = size_of(call, needs=needs)
         assert size == size_of(call, **of_both) if makes_both else size < size_of(call)
         check_enough(call, size, needs=needs)
+
+
+# Samples, rows of a sample and width; leading axes of weight, of bias, and of a gate with the axes
+# of its row. Rows of a sample make one or several rows of sums; a CPU's threads share the last.
+LEADS = [((3, 1), ()), ((3, 1), (5,)), ((3, 5), (1, 1)), ((3, 5), (3, 5)), ((), (3, 1))]
+GATES = [(), (24,), (3, 1, 24), (5, 24), (3, 5, 24), (3, 1, 1), (5, 1), (3, 5, 1)]
+OF_SAMPLES = [
+    *(((3, 5, 24), *leads, gate) for leads in LEADS for gate in ((), (3, 1, 24))),
+    *(((3, 5, 24), (3, 1), (), gate) for gate in GATES),
+    *(((2, 700, 24), (2, 1), (), gate) for gate in ((), (2, 1, 24), (2, 1, 1))),
+    ((1, 3, 60_000), (1, 1), (), (1, 1, 60_000)),
+    ((0, 5, 24), (0, 1), (), (0, 1, 1)),
+]
+
+
+def modulated(kind, shape, weight, bias, gate):
+    """Return a backward with parameters of samples or rows, and what the size depends on."""
+    call, width = call_of("layer_norm_backward", shape, kind), shape[-1]
+    shapes = {"weight": (*weight, width), "bias": (*bias, width)}
+    shapes |= {"gate": gate, "branch": shape} if gate else {}
+    drawn = {name: to(kind, draw(name, one, "float32")) for name, one in shapes.items()}
+    call.arrays |= {"gate": None} | drawn
+    if not gate:
+        return call, {}
+    call.arrays |= {"gate_position": "branch", "gate_activation": "tanh"}
+    return call, {"gate": call.arrays["gate"], "gate_position": "branch"}
+
+
+@devices
+@pytest.mark.parametrize(("shape", "weight", "bias", "gate"), OF_SAMPLES)
+def test_the_size_for_modulated_norms_and_gates_of_the_branch_is_enough(
+    shape, weight, bias, gate, kind
+):
+    if kind == "cupy":
+        shape = (*shape[:2], min(shape[2], 24))  # wide rows take long on the software GPU
+        gate = gate and (*gate[:-1], min(gate[-1], 24))
+    call, options = modulated(kind, shape, weight, bias, gate)
+    check_enough(call, size_of(call, **options))
+    for needs in [("gate",)] * bool(gate) + [("x", "bias")]:
+        check_enough(call, size_of(call, **options, needs=needs), needs=needs)
+
+
+@pytest.mark.parametrize(("shape", "weight", "bias", "gate"), OF_SAMPLES[:-1])
+def test_a_modulated_backward_on_a_cpu_takes_as_many_bytes_as_the_size(
+    shape, weight, bias, gate, monkeypatch
+):
+    call, options = modulated("numpy", shape, weight, bias, gate)
+    taken, take = [0], _scratch.take
+    monkeypatch.setattr(_scratch, "take", lambda size: taken.append(size) or take(size))
+    call_uncached(call.make)
+    assert taken[-1] == size_of(call, **options)
+
+
+def test_rows_with_parameters_or_gates_of_their_own_need_no_sums():
+    shape = (3, 5, 24)
+    for gate in ((), shape):
+        call, options = modulated("numpy", shape, (3, 5), (3, 5), gate)
+        assert size_of(call, **options) == 0
+    call, options = modulated("numpy", shape, (), (3, 5), (3, 5, 1))
+    assert size_of(call, **options, needs=("weight", "bias")) < size_of(call, **options)
+
+
+@devices
+@pytest.mark.parametrize("leads", [((3,), (3,)), ((3,), ()), ((1,), (3,)), ((), (1,))])
+def test_the_size_for_group_norms_with_parameters_of_samples_is_enough(leads, kind):
+    for axis, sizes in ((-1, (35, 12)), (1, (12, 35))):
+        for name in ("group_norm_forward", "group_norm_backward"):
+            call = call_of(name, (3, *sizes), kind, num_groups=4, channel_axis=axis)
+            for parameter, lead in zip(("weight", "bias"), leads, strict=True):
+                drawn = draw(parameter, (*lead, 12), "float32")
+                call.arrays[parameter] = to(kind, drawn)
+            check_enough(call, size_of(call))
+
+
+@pytest.mark.parametrize("position", ["pre", "branch"])
+def test_a_position_without_a_gate_is_refused(position):
+    text = f"workspace_size: gate_position is '{position}', expected 'post' as gate is None"
+    with raises(ValueError, text):
+        size_of(call_of("layer_norm_backward"), gate_position=position)
 
 
 def test_dx_of_float64_makes_the_sums_float64():
