@@ -62,7 +62,8 @@ class Lowered(NamedTuple):
     calls: Callable[[], list[KernelCall]]
     workspace: int  # the bytes of workspace that the calls need
     # Returns the Sizes for another number of rows, two or more; None if it needs other builds.
-    sizes: Callable[[int], Sizes | None] = lambda rows: None
+    # There is no such function if each number needs a plan of its own.
+    sizes: Callable[[int], Sizes | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Loads a plan's kernels for a GPU or a CPU, or the reference if there is no C++ compiler."""
 
+from collections.abc import Callable
 from functools import partial
 
 from cunorm._arrays.adapter import ArrayAdapter
@@ -11,7 +12,7 @@ from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._backends.cpu.threads import last_cache_bytes
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
+from cunorm._core.plan import Alignments, Lowered, OpDef, Plan, Sizes, SpecT
 from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, bytes_spec
 from cunorm._dispatch.executable import Loaded, Pointers, Run
 
@@ -51,14 +52,26 @@ def load(
     lowered = plan.lower(caps, alignments)
     launcher = cuda.Launcher.load(lowered.calls(), device)
 
-    def resized(rows: int) -> Run | None:
-        sizes = lowered.sizes(rows)
-        if sizes is None:
-            return None
+    def run_of(sizes: Sizes) -> Run:
         workspace, calls = sizes
         return _cuda_run(launcher.resized(calls), workspace, adapter, device)
 
-    return Loaded(_cuda_run(launcher, lowered.workspace, adapter, device), resized)
+    run = _cuda_run(launcher, lowered.workspace, adapter, device)
+    return Loaded(run, _resized(lowered, run_of))
+
+
+def _resized(
+    lowered: Lowered, run_of: Callable[[Sizes], Run]
+) -> Callable[[int], Run | None] | None:
+    sizes_of = lowered.sizes
+    if sizes_of is None:
+        return None
+
+    def resized(rows: int) -> Run | None:
+        sizes = sizes_of(rows)
+        return sizes and run_of(sizes)
+
+    return resized
 
 
 def _cuda_run(
@@ -85,14 +98,12 @@ def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
     lowered = plan.lower(caps, None)
     program = cpu.Program(lowered.calls(), op.array_count)
 
-    def resized(rows: int) -> Run | None:
-        sizes = lowered.sizes(rows)
-        if sizes is None:
-            return None
+    def run_of(sizes: Sizes) -> Run:
         workspace, calls = sizes
         return with_scratch(workspace, program.run_of(calls))
 
-    return Loaded(with_scratch(lowered.workspace, program.run()), resized)
+    run = with_scratch(lowered.workspace, program.run())
+    return Loaded(run, _resized(lowered, run_of))
 
 
 def _run_reference(op: OpDef[SpecT], spec: SpecT, specs: OptionalSpecs, pointers: Pointers) -> None:

@@ -211,8 +211,6 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     cut, blocks_per_part = planned.cut, planned.blocks_per_part
 
     def sizes_of(rows: int) -> Sizes | None:
-        if kernel.has_rows or kernel.segments is not None:
-            return None
         parts, _, macros = cut(rows)
         if macros != own_macros:
             return None
@@ -227,7 +225,8 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
         ]
 
     size = outputs * launch.sums_size * itemsize
-    return Lowered(tuple(call.launch for call in calls), lambda: calls, size, sizes_of)
+    other_rows = None if kernel.has_rows or segments else sizes_of
+    return Lowered(tuple(call.launch for call in calls), lambda: calls, size, other_rows)
 
 
 def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:

@@ -164,7 +164,9 @@ def test_misaligned_rows_have_a_plan_of_their_own(planned):
         assert_same(cunorm.rms_norm(x), call_uncached(cunorm.rms_norm, x))
 
 
-@pytest.mark.parametrize("why", ["no compiler", "no output is wanted", "a copy is read"])
+@pytest.mark.parametrize(
+    "why", ["no compiler", "no output is wanted", "a copy is read", "a gate has rows"]
+)
 def test_calls_that_cannot_serve_other_rows_are_not_kept_for_other_rows(why, planned, monkeypatch):
     kept = []
     monkeypatch.setattr(_dispatch, "rows_entry", lru_cache()(lambda *key: kept))
@@ -174,7 +176,12 @@ def test_calls_that_cannot_serve_other_rows_are_not_kept_for_other_rows(why, pla
         call = call_of("rms_norm_backward", (rows, 72))
         memory = np.zeros(rows * 72 * 4 + 1, np.uint8)
         misaligned = memory[1:].view(np.float32).reshape(rows, 72)
-        options = {"no output is wanted": {"needs": ()}, "a copy is read": {"x": misaligned}}
+        x = np.ones((rows, 72), np.float32)
+        options = {
+            "no output is wanted": {"needs": ()},
+            "a copy is read": {"x": misaligned},
+            "a gate has rows": {"gate": x, "gate_position": "branch", "branch": x},
+        }
         call.make(**options.get(why, {}))
     assert len(planned) == 2 and not kept
 
