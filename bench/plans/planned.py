@@ -113,6 +113,7 @@ def plans(
     else:
         plan_of = getattr(row_builds, f"{direction}_plan")
         of_samples = (rows // _SAMPLE_ROWS, _SAMPLE_ROWS) if operator.modulated else (1, rows)
+        rows = prod(of_samples)
         plan = plan_of(f"{operator.base}_{direction}", options, (*of_samples, shape[0]), _GPU)
         launches, chunk = list(plan.lower(caps, None).launches), 0
     label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
