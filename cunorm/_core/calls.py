@@ -137,6 +137,9 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
         remedies.append(f"pass {argument}.reshape(-1){heads if shape[0] > 1 else ''}")
     if argument in ("gate", "residual") and _is_narrower(shape, x):
         remedies.append("expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand")
+        has_branch = function not in ("normalize", "rms_norm", "layer_norm")
+        if argument == "gate" and has_branch and not getattr(geometry, "branch_gate", False):
+            remedies.append("pass gate_position='branch' if it is a gate of the branch")
     return ": " + ", or ".join(remedies) if remedies else ""
 
 

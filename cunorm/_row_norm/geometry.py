@@ -112,7 +112,22 @@ class Geometry(CallGeometry):
 
     def remedies(self, argument: str, shape: Shape) -> list[str]:
         is_gate = argument == "gate" and self.branch_gate
+        takes_ones = is_gate or argument in ("weight", "bias")
+        full = self._with_ones(shape, is_gate) if takes_ones else None
+        if full:
+            return [f"pass {argument}.reshape{full}"]
         return ["each axis before the row, and the whole row, may be 1"] if is_gate else []
+
+    def _with_ones(self, shape: Shape, is_gate: bool) -> Shape | None:
+        """Return the shape of a parameter of x's first axes with the axes of 1 that it lacks."""
+        row = self.shape[self.leading_axes :]
+        lead, last = self._parts_of(shape)
+        if last != row:
+            lead, last = shape, (1,) * len(row)
+        missing = self.leading_axes - len(lead)
+        sizes = zip(lead, self.leading, strict=False)
+        fits = all(size in (1, rows) for size, rows in sizes) and (last == row or is_gate)
+        return (*lead, *[1] * missing, *last) if fits and missing >= 0 else None
 
     @property
     def axes(self) -> RowAxes:

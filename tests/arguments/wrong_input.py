@@ -50,6 +50,7 @@ OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
 HINT = f": pass {MAKE}({{}})"
 EXPAND = ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
+OR_BRANCH = ", or pass gate_position='branch' if it is a gate of the branch"
 ROWS_OF = "pass axis=-{} for rows of this shape, of one statistic each".format
 NO_SHAPE = ": normalized_shape is not an argument, see axis"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
@@ -99,12 +100,18 @@ def shapes() -> Cases:
         right, ones = array.shape, (1,) * array.ndim
         for shape in ((), ones, (*right, 1), (1, *right), (*right[:-1], right[-1] - 1)):
             is_narrower = key in ("residual", "gate") and shape in ((), ones)
-            hint = hint_of(name, key) + (EXPAND if is_narrower else "")
+            hint = hint_of(name, key) + (expand(name, key) if is_narrower else "")
             if key in ("weight", "bias") and shape in ((8, 1), (1, 8)):
                 hint += flat(key, heads=0 if name in GROUP_NORMS or shape[0] == 1 else 8)
             is_right = key in ("weight", "bias") and shape == (1, *right)
             if key != "x" and not is_right:
                 yield from shaped([name], key, [shape], f"{right}{hint}")
+
+
+def expand(name: str, argument: str) -> str:
+    """Return the end of an error for a residual or gate that would broadcast to x's shape."""
+    takes_branch = argument == "gate" and name not in ("rms_norm", "layer_norm", "normalize")
+    return EXPAND + (OR_BRANCH if takes_branch else "")
 
 
 def flat(argument: str, heads: int = 0) -> str:
@@ -128,7 +135,8 @@ def other_order() -> Cases:
         order = f": the order is {name}(x, residual, weight, ...)" if has_order else ""
         both = f"{order}, or {EXPAND.removeprefix(': ')}" if has_order else EXPAND
         yield from shaped([name], "residual", [(8,)], LIKE_X + both)
-        yield from shaped([name], "gate", [(8,)], LIKE_X + EXPAND)
+        for shape in ((8,), (1, 8), (5, 1), (1,)):
+            yield from shaped([name], "gate", [shape], LIKE_X + expand(name, "gate"))
         order = f": the order is {name}(dy, x, ...)"
         yield from shaped([name], "dy", [(8,)], LIKE_X + order)
         yield from shaped([name], "dy", [(2, 5, 8)], LIKE_X)
@@ -309,7 +317,7 @@ PARTS: dict[str, list[Iterable[Case]]] = {
     ],
     "shapes": [
         shapes(),
-        shaped(ROWS, "residual gate", [(1, 8), (5, 1), (1,)], LIKE_X + EXPAND),
+        shaped(ROWS, "residual", [(1, 8), (5, 1), (1,)], LIKE_X + EXPAND),
         shaped(ROWS, "dy d_residual", [(1, 8), (5, 1)], LIKE_X),
         shaped(ROWS, "weight", [(8,)], f"(5, 8) to match x.shape[-2:]: {ROWS_OF(1)}", axis=0),
         heads(),

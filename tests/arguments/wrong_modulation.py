@@ -64,11 +64,13 @@ def parameters() -> Cases:
         ROWS, "weight bias", [(4, 8), (1, 5, 8), (5, 5, 8)], f"(8,){OF_LEAD.format((5,))}"
     )
     three, apart = like_x(2, 3, 8), like_x(2, 3, 2, 3, 8)
-    wrong = [(2, 8), (3, 3, 8), (2, 2, 8), (1, 1, 3, 8), (3, 1, 8)]
+    wrong = [(3, 3, 8), (2, 2, 8), (1, 1, 3, 8), (3, 1, 8), (3,), (2, 3)]
     for argument in ("weight", "bias"):
         alone = {"weight": None, "bias": None, "axis": -1}
         of_three = f"(8,){OF_LEAD.format((2, 3))}"
         yield from shaped(ROWS, argument, wrong, of_three, **three | alone)
+        of_samples = f"{of_three}: pass {argument}.reshape(2, 1, 8)"
+        yield from shaped(ROWS, argument, [(2, 8)], of_samples, **three | alone)
         many = apart | alone | {argument: ones(2, 1, 2, 1, 8)}
         taking = [name for name in ROWS if name in functions_taking(argument)]
         yield from each(taking, ValueError, ALTERNATE.format(argument), **many)
@@ -90,6 +92,10 @@ def gates() -> Cases:
     for shape in ((4, 8), (4, 1), (2, 8), (5, 4), (1, 5, 8), (1, 1, 1)):
         yield from shaped(WITH_BRANCH, "gate", [shape], LIKE_X + MAY_BE_1, **BRANCH)
     alone = {"weight": None, "bias": None} | BRANCH
+    three = like_x(2, 3, 8) | alone | {"axis": -1}
+    for gate, full in [((2, 8), (2, 1, 8)), ((2,), (2, 1, 1)), ((2, 3), (2, 3, 1))]:
+        text = f"(2, 3, 8), the shape of x: pass gate.reshape{full}"
+        yield from shaped(WITH_BRANCH, "gate", [gate], text, **three)
     for axis, shape, gates in [
         (0, (5, 8), [(1, 8), (5, 1), (8,), (5,)]),
         (-2, (2, 4, 8), [(2, 1, 8), (1, 4, 1), (8,), (4, 1)]),
