@@ -13,9 +13,10 @@ from cunorm._core.dtypes import DTYPES, FLOAT32
 from cunorm._group_norm.kernels import GroupForwardTypes
 from cunorm._group_norm.layout import Samples
 from cunorm._group_norm.tiling import VALUES, cuda_tiling
+from cunorm._row_norm.cpu_launches import CPU_TEAM
 from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes
-from cunorm._row_norm.launches import CPU_TEAM, cuda_backward
+from cunorm._row_norm.launches import cuda_backward
 from cunorm._row_norm.tiling import cuda_team
 
 FOLDER = Path(__file__).parent / "_static" / "drawings"
