@@ -204,3 +204,18 @@ def test_chunks_of_an_array_of_any_width_are_read_where_they_lie(width):
         found.append((*f, *cunorm.layer_norm_backward(dy, f.residual, weight, bias, **options)))
     for one, other in zip(*found, strict=True):
         assert_same_bits(on.get(one), on.get(other))
+
+
+def test_a_branch_may_have_more_leading_axes_than_the_other_operands():
+    on = gpu()
+    draw = np.random.default_rng(0).standard_normal
+    x, dy = (on.put(draw((3, 2, 40)).astype(np.float32)) for _ in range(2))
+    branch = on.put(draw((3, 4, 40)).astype(np.float32))[:, :2]
+    gate = on.put(np.ones((40,), np.float32))
+    options = {"gate": gate, "gate_position": "branch", "gate_activation": "identity"}
+    rstd = cunorm.rms_norm_forward(x).rstd
+    one, other = (
+        cunorm.rms_norm_backward(dy, x, rstd=rstd, branch=array, **options).dgate
+        for array in (branch, branch.copy())
+    )
+    assert_same_bits(on.get(one), on.get(other))
