@@ -190,7 +190,7 @@ def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     if isinstance(caps, CpuCaps):
         planned = cpu_launches.cpu_launch(types, shape.not_empty(), caps, rows_of)
     else:
-        axes = max(layout.axes for layout in kernel.layouts.values())  # leading axes
+        axes = max(layout.axes for layout in kernel.row_layouts())  # leading axes
         call = (shape.not_empty(), kernel.access(alignments), caps, axes, rows_of)
         if isinstance(types, ForwardTypes):
             planned = launches.cuda_forward(types, *call)

@@ -14,6 +14,7 @@ from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
 
 PARAMETERS = ("weight", "bias")
+_GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
 
 
 class RowKernel(Kernel[RowTypes, Geometry]):
@@ -95,6 +96,16 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             *type_macros(types, "branch"),
             ("DGATE_SUMS", cuda_bool(types.dgate_sums)),
         )
+
+    def row_layouts(self) -> list[RowLayout]:
+        """Return the layouts of operands that the kernel finds by `ROW_AXES`."""
+        types = self.types
+        found = [self.branch, *(self.layouts[name] for name in types.lines() if name not in _GATES)]
+        if not types.formula.branch_gate:  # else GATE_AXES is of the gate
+            found.append(self.layouts["gate"])
+        if isinstance(types, BackwardTypes) and types.dgate:  # else a sum, or absent
+            found.append(self.layouts["dgate"])
+        return found
 
     @property
     def shape(self) -> RowShape:

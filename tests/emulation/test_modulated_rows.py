@@ -210,3 +210,18 @@ def test_an_operand_whose_rows_are_not_aligned_is_read_where_it_lies(name):
     """The x of the forward is the branch of the backward."""
     for one, other in zip(of_samples(name), of_samples(None), strict=True):
         assert_same_bits(one, other)
+
+
+def test_a_branch_may_have_more_leading_axes_than_the_other_operands():
+    on = gpu()
+    draw = np.random.default_rng(0).standard_normal
+    x, dy = (on.put(draw((3, 2, 40)).astype(np.float32)) for _ in range(2))
+    branch = on.put(draw((3, 4, 40)).astype(np.float32))[:, :2]
+    gate = on.put(np.ones((40,), np.float32))
+    options = {"gate": gate, "gate_position": "branch", "gate_activation": "identity"}
+    rstd = cunorm.rms_norm_forward(x).rstd
+    one, other = (
+        cunorm.rms_norm_backward(dy, x, rstd=rstd, branch=array, **options).dgate
+        for array in (branch, branch.copy())
+    )
+    assert_same_bits(on.get(one), on.get(other))
