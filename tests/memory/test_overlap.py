@@ -142,7 +142,7 @@ def test_results_and_workspaces_between_the_rows_of_another_array_are_accepted()
     x, dx, dgate = (memory[:, index, start : start + 8] for index in range(3))
     x[...] = call.arrays["x"]
     before = bits(x).copy()
-    workspace = memory[0, 3:].reshape(-1)[start:][:160]
+    workspace = memory[0, 3:].reshape(-1)[start:][:256]
     out = call.out_of(call.out | {"dx": dx, "dgate": dgate})
     grads = call.make(x=x, out=out, workspace=workspace)
     assert_same_fields(grads, expected)

@@ -150,4 +150,4 @@ def host_frameworks():
 def workspace_size(compute, rows, sm_count):
     """Bound the bytes of one parameter's partial sums; on a CPU if sm_count is None."""
     caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
-    return workspace_bound(Geometry((), compute, 0, rows), 1, caps)
+    return workspace_bound(Geometry((), compute, 0, rows), 1, None, caps)
