@@ -17,6 +17,7 @@ ONE_IN = {
     "arguments/test_wrong_input.py": 2,
     "backends/test_instruction_sets.py": 2,
     "backends/test_warmup.py": 4,
+    "backends/test_warmup_running.py": 2,
     "emulation/test_bytes.py": 4,
     "emulation/test_modulated_groups.py": 2,
     "emulation/test_modulated_rows.py": 2,
