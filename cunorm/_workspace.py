@@ -162,11 +162,9 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     gate = named.pop("gate") if is_branch and "gate" in options["needs"] else None
     given = {name: named[name] for name in PARAMETERS if named[name]}
     segments = geometry.segments_with(_FUNCTION, given, gate)
-    sums = {*given, *["gate"] * (gate is not None)}
-    if gate is not None and geometry.is_of_row(gate):
-        sums.remove("gate")
-    sums -= {*(segments.of_row if segments else ())}
-    wanted = len(sums & {*options["needs"]})
+    own = {*(segments.of_row if segments else ())}
+    wanted = len((given.keys() - own) & {*options["needs"]})
+    wanted += gate is not None and not geometry.is_of_row(gate)
     return workspace_bound(geometry, wanted, segments, caps_for(None, x.device)) if wanted else 0
 
 

@@ -164,7 +164,7 @@ class Geometry(CallGeometry):
             shapes = " and ".join(f"{name} {one.shape}" for name, one in given.items() if one)
             raise ValueError(
                 f"{function}: {shapes} are shared along different axes of x, {self.shape}, "
-                "expected at most three runs of axes that are alike in all of them"
+                "expected at most two runs of axes along which one of them has several rows"
             ) from None
 
     def expanded(self, spec: TensorSpec) -> TensorSpec:

@@ -39,7 +39,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             types = self._with_segments(function, types, geometry, operands, given)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
         self.branch = self.layouts.pop("branch", SINGLE_ROW)
-        self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]
+        self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]  # fields by name
         if isinstance(types, BackwardTypes) and types.dgate_sums:
             scalar = geometry.is_scalar(operands["gate"])
             dgate = optional_dtype(operands["dgate"])
@@ -69,7 +69,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         self.own = tuple(name for name in of_row if operands[name] is not None)
         own = {f"own_{name}": optional_dtype(operands[name]) for name in self.own}
         own |= {"branch": optional_dtype(branch)}
-        return replace(types, **dict.fromkeys(self.own, False), **own)  # type: ignore[arg-type]
+        return replace(types, **dict.fromkeys(self.own, False), **own)  # type: ignore[arg-type]  # fields by name
 
     def macros(self, *, is_cpu: bool) -> Macros:
         """Return the macros of a build whose weight, bias or gate lies otherwise than usual."""

@@ -43,8 +43,8 @@ ALTERNATE = (
 )
 APART = (
     "weight (2, 1, 1, 1, 1, 8) and bias (1, 1, 2, 1, 1, 8) and gate (1, 1, 1, 1, 2, 8) are shared "
-    "along different axes of x, (2, 2, 2, 2, 2, 8), expected at most three runs of axes that are "
-    "alike in all of them"
+    "along different axes of x, (2, 2, 2, 2, 2, 8), expected at most two runs of axes along "
+    "which one of them has several rows"
 )
 OF_X = ("x", "dy", "residual", "gate", "d_residual", "branch")
 

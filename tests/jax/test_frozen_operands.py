@@ -12,27 +12,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.support.operands import at, draw
+from tests.support.operands import at
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402
 from tests.support import jax_formulas  # noqa: E402
+from tests.support.jax_checks import CLOSE, drawn, float64  # noqa: E402, F401  # a fixture
 from tests.support.jax_frames import _ffi, calls_of  # noqa: E402
-
-# The bounds allow some roundings of float64 in sums of a few dozen terms.
-CLOSE = {"rtol": 1e-10, "atol": 1e-11}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
-def drawn(*shapes):
-    return [jnp.asarray(draw(f"frozen {i}", shape, "float64")) for i, shape in enumerate(shapes)]
 
 
 def assert_gradients(own, formula, wanted, arrays, of_each=lambda derived: derived):
