@@ -20,10 +20,11 @@ class Limits(NamedTuple):
 
     block_threads: int  # the threads of a block that has several teams
     preferred_elements: int  # the float32 elements of a row that a thread should hold
+    of_warp: int  # as many elements, if a warp holds the row
     most_elements: int  # the most such elements, if no more threads can share the row
 
 
-LIMITS = {ForwardTypes: Limits(128, 32, 64), BackwardTypes: Limits(256, 16, 48)}
+LIMITS = {ForwardTypes: Limits(128, 32, 40, 64), BackwardTypes: Limits(256, 16, 16, 48)}
 
 
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:

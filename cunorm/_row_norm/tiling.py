@@ -99,17 +99,21 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
     """Return how a block, or some of its lanes, hold a row, or None if the row is too long.
 
     A thread holds at most `most` elements, or half as many in a team within a warp, so that more
-    lanes are busy. At least `least` blocks have room on a multiprocessor.
+    lanes are busy. A team of one warp, which needs no barrier, may hold more. At least `least`
+    blocks have room on a multiprocessor.
     """
+    limits = LIMITS[type(types)]
     for threads_per_row in _TEAMS:
-        elements = _held(width, threads_per_row, pack)
+        elements, limit = _held(width, threads_per_row, pack), max(pack, most)
         if threads_per_row <= WARP:
-            threads, more = LIMITS[type(types)].block_threads, of_several(types)
+            threads, more = limits.block_threads, of_several(types)
+            of_warp = limits.of_warp * 4 // types.compute.itemsize
+            limit = max(pack, most // 2) if threads_per_row < WARP else max(limit, of_warp)
         else:
             threads, more = threads_per_row, of_uneven(types, width, threads_per_row, pack)
         registers = registers_of(types, elements, pack, more)
         room = room_of(registers, threads)
-        if elements <= max(pack, most // (2 if threads_per_row < WARP else 1)) and room >= least:
+        if elements <= limit and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room, registers)
     return None
 

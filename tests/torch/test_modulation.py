@@ -71,9 +71,9 @@ def test_gradients_of_group_norms_are_those_of_the_formula(weight, bias):
     assert_close(*(torch.autograd.grad([y.sin().sum() for y in one], given) for one in first))
 
 
-@pytest.mark.parametrize("shape", SHAPES[2, 3, 4])
-def test_gradients_of_every_shape_are_those_of_finite_differences(shape):
-    given = tensor("x", 2, 3, 4), tensor("weight", *shape), tensor("bias", *shape)
+@pytest.mark.parametrize(("x", "shape"), [(x, one) for x, some in SHAPES.items() for one in some])
+def test_gradients_of_every_shape_are_those_of_finite_differences(x, shape):
+    given = tensor("x", *x), tensor("weight", *shape), tensor("bias", *shape)
     assert torch.autograd.gradcheck(modulated, given, rtol=1e-5)
     assert torch.autograd.gradgradcheck(modulated, given, rtol=1e-5, atol=1e-6, fast_mode=True)
 
