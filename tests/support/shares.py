@@ -20,7 +20,6 @@ ONE_IN = {
     "backends/test_warmup_running.py": 2,
     "emulation/test_bytes.py": 4,
     "emulation/test_modulated_groups.py": 2,
-    "emulation/test_modulated_rows.py": 2,
     "emulation/test_operands.py": 2,
     "emulation/test_plans.py": 4,
     "fuzz/test_devices.py": 2,
