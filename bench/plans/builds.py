@@ -28,7 +28,7 @@ from unittest import mock
 from bench.plans.planned import warmup_options
 from bench.timing import gpu, grid, sanitize
 from bench.timing.arguments import count, seconds
-from bench.timing.cases import OPERATORS, Operator, Shape, checked_shape
+from bench.timing.cases import TIMED, Operator, Shape, checked_shape
 from cunorm._backends import cuda, driver
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.build import KernelBuild
@@ -148,7 +148,7 @@ def pytest_configure() -> None:
 def _of_calls() -> Iterable[KernelBuild]:
     """Yield the builds of sanitize.py and of the quick timings; compile and start nothing."""
     gpu.cupy()
-    points = [(one, dtype, shape) for one in OPERATORS for dtype, shape in sanitize.points(one)]
+    points = [(one, dtype, shape) for one in TIMED for dtype, shape in sanitize.points(one)]
     for point in grid.default_points("cuda", grid.quick_operators("cuda"), quick=True):
         shapes = (point.shape, checked_shape(point.shape))
         points += [(point.operator, point.dtype, shape) for shape in shapes]
@@ -162,7 +162,8 @@ def _of_calls() -> Iterable[KernelBuild]:
 
 def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild]:
     """Return the builds of an operator's calls: inference, forward and backward."""
-    samples, *sizes = shape
+    sizes = shape[1:] if operator.of_channels else shape[-1:]
     options = warmup_options(operator, True, *sizes)
     names = (operator.function, f"{operator.base}_forward", f"{operator.base}_backward")
-    return planned(names, sizes[0], dtype, Device("cuda", 0), samples, options)
+    rows = math.prod(shape) // math.prod(sizes)
+    return planned(names, sizes[0], dtype, Device("cuda", 0), rows, options)

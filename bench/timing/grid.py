@@ -35,10 +35,14 @@ _GPU_ROWS = (131072, 16384, 4096, 512, 64, 8, 1)
 _GPU_WIDTHS = (64, 256, 1024, 4096, 16384, 65536, 262144)
 _GPU_ELEMENTS = (1 << 16, 1 << 28)  # the fewest and the most elements of x
 _GPU_CHANNELS = ((20, 128, 256, 256), *_CPU_CHANNELS)
+_GPU_SAMPLES = ((64, 1024, 1152), (16, 4096, 3072))
 
 _QUICK = {
     "cpu": ((4096, 4096), (3000, 1003), (2, 320, 64, 64)),
-    "cuda": (*_GPU_LEADING[:2], (16, 320, 64, 64), (1024, 65536), (4, 128, 256, 256)),
+    "cuda": (
+        *(*_GPU_LEADING[:2], (16, 320, 64, 64), _GPU_SAMPLES[0]),
+        *((1024, 65536), (4, 128, 256, 256)),
+    ),
 }
 
 
@@ -85,12 +89,13 @@ def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
         return [*_CPU_ROWS, *_CPU_CHANNELS, *_CPU_SAMPLES]
     least, most = _GPU_ELEMENTS
     others = [rows for rows in product(_GPU_ROWS, _GPU_WIDTHS) if least <= math.prod(rows) <= most]
-    return list(dict.fromkeys([*_GPU_LEADING, *_GPU_CHANNELS, *others]))
+    return list(dict.fromkeys([*_GPU_LEADING, *_GPU_CHANNELS, *_GPU_SAMPLES, *others]))
 
 
 def quick_operators(device: str) -> tuple[str, ...]:
     """Return the names of a device's most important operators."""
-    return (*_QUICK_OPERATORS, *(("add_rms_norm",) if device == "cuda" else ()))
+    of_gpu = ("add_rms_norm", "layer_norm+modulated") if device == "cuda" else ()
+    return (*_QUICK_OPERATORS, *of_gpu)
 
 
 def default_points(

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from bench.timing import engine, gpu
 from bench.timing.arguments import count
-from bench.timing.cases import OPERATORS, Operator, Shape
+from bench.timing.cases import TIMED, Operator, Shape
 from bench.timing.gpu_timer import Gpu
 from bench.timing.grid import DIRECTIONS, Point
 from bench.timing.providers import Cunorm
@@ -39,7 +39,10 @@ def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
     if operator.base == "normalize":
         return ()
     if operator.of_channels:
-        return OF_CHANNELS if "activation" in operator.options else OF_CHANNELS[1::2]
+        is_alone = "activation" in operator.options and not operator.modulated
+        return OF_CHANNELS if is_alone else OF_CHANNELS[1::2]
+    if operator.modulated:
+        return tuple((dtype, (2, *shape)) for dtype, shape in POINTS)
     is_small_change = operator.name != operator.function and operator.gate_position is None
     return POINTS[1::2] if is_small_change else POINTS
 
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> int:
     cupy.cuda.set_allocator(None)
     device, ours = Gpu(cupy, None), [Cunorm("cunorm-cupy", "own")]
     # All operators get a first point, then all a second, because the time may run out.
-    of_each = ([(operator, *point) for point in points(operator)] for operator in OPERATORS)
+    of_each = ([(operator, *point) for point in points(operator)] for operator in TIMED)
     calls = [call for turn in zip_longest(*of_each) for call in turn if call is not None]
     return sum(
         engine.failures_at(device, Point(operator, direction, dtype, shape), ours)
