@@ -14,6 +14,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 from jax.experimental.serialize_executable import serialize  # noqa: E402
 
 import cunorm.jax  # noqa: E402
+from tests.fuzz.test_jax_programs import FLAGS  # noqa: E402
 from tests.support import jax_devices  # noqa: E402
 
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
@@ -26,7 +27,7 @@ def test_four_devices_and_an_executable_of_another_process_are_right(tmp_path):
     compiled = derived.lower(devices.WEIGHT, devices.X).compile()
     path.write_bytes(pickle.dumps(serialize(compiled)))
     script = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_path({!r}, run_name='__main__')"
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    flags = {"XLA_FLAGS": FLAGS}
     script = script.format(str(path), devices.__file__)
     assert in_process(script, setup="", timeout=300, **ON_CPU, **flags) == "checked\n"
 
