@@ -15,6 +15,7 @@ pytest.register_assert_rewrite("tests.support")
 
 # By default, waiting threads spin on cores that other processes and their compilers need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the same, for NumPy's matrix products
 
 from tests import softgpu  # noqa: E402
 from tests.support import internals, levels, real_gpu, shares  # noqa: E402

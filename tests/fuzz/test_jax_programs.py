@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.metadata import version
 
 import pytest
 
@@ -19,15 +18,11 @@ pytest.importorskip("jax", reason="JAX is not installed")
 
 from tests.fuzz.jax_programs import DERIVATIVES, LOOPS, OPS, REFUSED, SHARDED, WRAPS
 from tests.support.processes import in_process
+from tests.support.real_gpu import XLA_FLAGS
 
 SEED = int(os.environ.get("CUNORM_FUZZ_SEED", "0"))
 PARTS, PROGRAMS = 16, 200  # of the exhaustive test: processes, and programs of each
-# The first flag makes four devices. The other flags halve the time to compile, which is most of
-# the time of a run.
-FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
-FLAGS += "--xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):  # a later version ends the process if it gets this flag
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+FLAGS = f"--xla_force_host_platform_device_count=4 {XLA_FLAGS}"
 KINDS = (
     *(*OPS, *DERIVATIVES, *SHARDED, *REFUSED, *(f"loop {loop}" for loop in LOOPS)),
     *(f"{wrap} of {part}" for wrap in WRAPS for part in ("a step", "all")),

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from tests.support.processes import in_process
+from tests.support.real_gpu import XLA_FLAGS
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -26,9 +27,9 @@ def test_four_devices_and_an_executable_of_another_process_are_right(tmp_path):
     compiled = derived.lower(devices.WEIGHT, devices.X).compile()
     path.write_bytes(pickle.dumps(serialize(compiled)))
     script = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_path({!r}, run_name='__main__')"
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    flags = f"--xla_force_host_platform_device_count=4 {XLA_FLAGS}"
     script = script.format(str(path), devices.__file__)
-    assert in_process(script, setup="", timeout=300, **ON_CPU, **flags) == "checked\n"
+    assert in_process(script, setup="", timeout=300, **ON_CPU, XLA_FLAGS=flags) == "checked\n"
 
 
 def test_without_a_compiler_the_reference_does_the_work_with_one_warning():

@@ -62,16 +62,6 @@ def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(convert, monke
     np.testing.assert_array_equal(found, others)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_first_call_on_a_type_of_array_is_in_the_cache(kind):
-    code = (
-        "from tests.support.calls import call_of, cached_calls_only\n"
-        f"call = call_of('rms_norm', kind={kind!r})\ncall.make()\n"
-        "with cached_calls_only(): call.make()"
-    )
-    in_process(code)
-
-
 def test_needs_that_cannot_be_hashed_are_in_the_cache(monkeypatch):
     cache = empty_call_cache(monkeypatch)
     x = np.ones((5, 8), np.float32)
@@ -113,7 +103,7 @@ TABLES = {"_arrays.registry.library_types", "_dispatch.library_types", "_core.dt
 TABLES |= {"_core.dtypes._NUMPY", "_arrays.registry._user_types"}
 
 
-def test_clear_cache_leaves_nothing_behind():
+def test_the_first_call_on_a_type_of_array_is_in_the_cache_and_clear_cache_leaves_nothing_behind():
     """Modules are imported before the first count. Builds stay on disk for other tests."""
     code = """
 from tests.memory.test_cache_of_calls import *
@@ -125,7 +115,10 @@ for name in cunorm.__all__:
 for kind in KINDS:
     if kind == "torch":
         import cunorm.torch
-    call_of("rms_norm", kind=kind).make()  # imports the adapter
+    call = call_of("rms_norm", kind=kind)
+    call.make()  # imports the adapter
+    with cached_calls_only():
+        call.make()
 if find_spec("jax"):
     import jax, cunorm.jax
     for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):

@@ -132,7 +132,7 @@ def check_an_executable_of_another_process(path):
 
 
 def slow(x):
-    return jax.lax.fori_loop(0, 400, lambda _, x: rms_norm(jnp.tanh(x @ x)), x)
+    return jax.lax.fori_loop(0, 200, lambda _, x: rms_norm(jnp.tanh(x @ x)), x)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from tests import softgpu
 
 _CONTROL = Path("/dev/nvidiactl")  # there if the driver's kernel module is loaded
 _failed = pytest.StashKey[bool]()
+# These flags shorten the time to compile, which is most of the time of the tests of JAX.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if find_spec("jaxlib") and version("jaxlib").startswith("0.10."):  # a later one refuses this flag
+    XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 
 def prepare_jax() -> None:
@@ -29,6 +34,8 @@ def prepare_jax() -> None:
     has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
     if has_cuda and softgpu.real_gpu():
         os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda")
+    else:
+        os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
 
 
 def why_no_gpu() -> str | None:

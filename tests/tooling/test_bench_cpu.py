@@ -10,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cunorm
+
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
+import torch
+
+from bench.__main__ import main
 from bench.report.records import read_csv
-from bench.timing import cases
+from bench.timing import cases, cpu
 from bench.timing import command as timing
 from bench.timing.cases import OPERATORS
 from bench.timing.rows import Row
@@ -28,13 +33,17 @@ def bench(code, *arguments, **environment):
     return ran.stdout
 
 
-def test_bench_writes_every_point_and_provider(tmp_path):
+def test_bench_writes_every_point_and_provider(tmp_path, monkeypatch, capsys):
+    """Settings of the process stay as they are, for later tests."""
+    monkeypatch.setattr(cpu, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(cunorm, "set_num_threads", lambda count: None)
     out = tmp_path / "table.csv"
     options = ("--seconds", "0.01", "--threads", "1", "--shapes", "70x96,2x70x96,1x64x32x30")
     names = "rms_norm+post_gate,group_norm+silu,layer_norm+modulated"
     operators = ("--op", names, "--dtype", "float32")
-    code = "import sys; from bench.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    printed = bench(code, *options, *operators, "--out", out)
+    assert main([*options, *operators, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
     rows = read_csv(out, Row)
     points = {row.point: [] for row in rows}
     for row in rows:
