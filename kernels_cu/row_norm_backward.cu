@@ -220,7 +220,7 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
 
 extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH
     row_norm_backward(const Arguments<Build> arguments) {
-  if constexpr (Build::dweight || Build::dbias) launch_dependents();
+  if constexpr (Build::dweight || Build::dbias || Build::dgate_sums) launch_dependents();
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
   differentiate(arguments, team);

@@ -60,6 +60,11 @@ class CallGeometry(ABC):
         """Return whether an operand may have a shape."""
         return shape == self.shape_of(slot.kind)
 
+    @property
+    def runs(self) -> str:
+        """The number of runs of axes that kernels follow, for an error."""
+        return "three runs of axes"
+
     @abstractmethod
     def hint(self, kind: Kind) -> str:
         """Return the end of the error for a wrong shape, which says what the shape has to match."""
@@ -115,7 +120,7 @@ def check_operand(
     if spec is not None and not geometry.can_follow(slot, spec):
         raise ValueError(
             f"{function}: {argument} has shape {spec.shape}, whose axes of 1 alternate too often "
-            f"with others, expected at most three runs of axes: expand it to {geometry.shape}"
+            f"with others, expected at most {geometry.runs}: expand it to {geometry.shape}"
         )
     if slot.kind is Kind.STATISTIC:
         geometry.check_compute(function, argument, spec)

@@ -190,7 +190,7 @@ def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
             continue
-        if axes and axes[-1][1] == stride * size:
+        if axes and axes[-1][1] == stride * max(size, 1):
             axes[-1] = (axes[-1][0] * size, stride)
         else:
             axes.append((size, stride))

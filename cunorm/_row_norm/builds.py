@@ -15,7 +15,6 @@ from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan
 from cunorm._row_norm.spec import RowOptions, backward_scalars, forward_scalars
 
 FUNCTION = "warmup"  # the name of the function in errors
-_MANY = 1 << 31
 Options = dict[str, Any]
 
 
@@ -24,11 +23,13 @@ def row_builds(
 ) -> list[KernelBuild]:
     """Return the builds of a function for each number of rows in `rows`; None is any number.
 
-    A CPU has other builds for outputs larger than its caches, and for few long rows. `options` has
-    scalars, the dtype of x, and the dtypes of other operands, None for an absent operand.
+    A CPU has other builds for few long rows, for outputs that are larger than its caches, and for
+    an x that is. Outputs are so at less than half of the rows at which x is: powers of two have all
+    builds. `options` has scalars, the dtype of x, and the dtypes of other operands, None for an
+    absent operand.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
-    counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
+    counts = rows or [*range(1, CPU_SHARED_ROWS + 2), *(1 << power for power in range(5, 32))]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
     splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
     plans = (plan_of(name, options, (*split, width), device) for split in splits)

@@ -142,6 +142,10 @@ class Geometry(CallGeometry):
         strides = (*full.strides[: self.leading_axes], *[0] * len(groups), 1)
         return RowAxes(len(shape) - 1).layout(full._replace(shape=shape, strides=strides))
 
+    @property
+    def runs(self) -> str:
+        return "two runs of axes before the groups" if self.rows.groups > 1 else super().runs
+
     def can_follow(self, slot: Slot, spec: TensorSpec) -> bool:
         return slot.kind is Kind.STATISTIC or self.layout(spec.dense()) is not None
 
@@ -161,9 +165,11 @@ class Geometry(CallGeometry):
         try:
             return segments_of(self.leading, own)
         except ValueError:
-            shapes = " and ".join(f"{name} {one.shape}" for name, one in given.items() if one)
+            shapes = [f"{name} {one.shape}" for name, one in given.items() if one]
+            verb = "is" if len(shapes) == 1 else "are"
             raise ValueError(
-                f"{function}: {shapes} are shared along different axes of x, {self.shape}, "
+                f"{function}: {' and '.join(shapes)} {verb} shared along different axes of x, "
+                f"{self.shape}, "
                 "expected at most two runs of axes along which one of them has several rows"
             ) from None
 

@@ -15,7 +15,6 @@ from jax.custom_derivatives import SymbolicZero
 
 from cunorm._core.dtypes import dtype_of
 from cunorm._core.memo import memoize
-from cunorm._core.operands import present
 from cunorm._core.plan import OpDef, OpSpec, SpecT, backward_spec
 from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type, shown
@@ -134,6 +133,9 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
     return (y, stream), (arrays, note, like_residual)
 
 
+_OF_NORM = ("x", "weight", "mean", "rstd")  # of a backward's inputs, those that the norm reads
+
+
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
     """Return the gradient of each operand, or None if it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
@@ -142,8 +144,12 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
     needs = {"x" if name == "residual" else name for name in wanted}
     gradients: dict[str, Array | None] = {}
     if dy is None and d_residual is not None:  # of the results, only the stream was used
-        if gates_branch(spec):
-            dy, needs = jnp.zeros_like(present(arrays["x"])), needs & {"x", "gate"}
+        if gates_branch(spec):  # all that the norm reads is 0: 0 * inf would be NaN
+            arrays = {
+                name: jnp.zeros_like(one) if one is not None and name in _OF_NORM else one
+                for name, one in arrays.items()
+            }
+            dy, needs = arrays["x"], needs & {"x", "gate"}
         else:
             gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
     if dy is not None and needs:

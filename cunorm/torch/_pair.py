@@ -88,11 +88,7 @@ class OpPair:
     ) -> list[Operand]:
         """Return the wanted gradients of the forward's inputs, by `formula` if `run` is None."""
         found: dict[str, Operand]
-        if dy is None and dresidual_out is not None and has_branch_gate(ctx.spec):
-            dy = torch.zeros_like(dresidual_out)  # the stream alone is used
-            inputs = zip(self.forward.inputs, wanted, strict=True)
-            wanted = tuple(want and name not in ("weight", "bias") for name, want in inputs)
-        if dy is None:
+        if dy is None and not (dresidual_out is not None and has_branch_gate(ctx.spec)):
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
             found = {"x": dx, "residual": dresidual_out}
         elif run is None:
@@ -103,12 +99,30 @@ class OpPair:
                 self.formula, ctx.spec, ctx.x_dtype, operands, dy, dresidual_out
             )
         else:
+            saved = dict(zip(self._saved, ctx.saved_tensors, strict=True))
+            if dy is None:
+                dy, wanted, saved = self._without_norm(dresidual_out, wanted, saved)
             gradients = (dy, dresidual_out) if self.is_rows else (dy,)
-            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors))
+            arrays = self._pick_inputs((*gradients, *saved.values()))
             spec = _spec_of_gradients(self, ctx.spec, ctx.x_dtype, wanted)
             found = dict(zip(self.operands, run(spec, arrays), strict=True))
         inputs = zip(self.forward.inputs, wanted, strict=True)
         return [found.get(name) if want else None for name, want in inputs]
+
+    def _without_norm(
+        self, dresidual_out: Operand, wanted: tuple[bool, ...], saved: dict[str, Operand]
+    ) -> tuple[Operand, tuple[bool, ...], dict[str, Operand]]:
+        """Return a backward's dy, wanted gradients and saved arrays if only the stream was used.
+
+        All that the norm reads is 0, because 0 times an infinite number would be NaN.
+        """
+        assert dresidual_out is not None
+        zeros = torch.zeros_like(dresidual_out)
+        norm = {name: saved[name] for name in ("weight", "mean", "rstd") if name in saved}
+        norm = {name: one if one is None else torch.zeros_like(one) for name, one in norm.items()}
+        inputs = zip(self.forward.inputs, wanted, strict=True)
+        wanted = tuple(want and name not in ("weight", "bias") for name, want in inputs)
+        return zeros, wanted, saved | norm | {"x": zeros}
 
 
 def has_branch_gate(spec: ForwardSpec) -> bool:
@@ -150,10 +164,13 @@ def recorded_gradients(
     spec: Any,
     x_dtype: torch.dtype,
     operands: dict[str, Operand],
-    dy: Tensor,
+    dy: Operand,
     dresidual_out: Operand,
 ) -> dict[str, Operand]:
-    """Return the gradients of a forward's inputs by name; x is the array that was normalised."""
+    """Return the gradients of a forward's inputs by name; x is the array that was normalised.
+
+    Without a dy, only the new stream was used.
+    """
     x = operands["x"]
     assert x is not None
     x_compute = x.to(torch.float64 if torch.float64 in (x_dtype, x.dtype) else torch.float32)
@@ -161,8 +178,10 @@ def recorded_gradients(
     operands = {**operands, "x": x_compute}
     views = {name: t if t is None else t.view_as(t) for name, t in operands.items()}
     branch = views.pop("branch", None)
-    y = formula(spec, x_dtype, **views).to(dy.dtype)
-    gradients: dict[str, Operand] = _gradients(y, views, dy)
+    gradients: dict[str, Operand] = {}
+    if dy is not None:
+        y = formula(spec, x_dtype, **views).to(dy.dtype)
+        gradients |= _gradients(y, views, dy)
     dx = gradients.get("x")
     if dresidual_out is not None:
         dresidual_out = dresidual_out.to(x_compute.dtype)

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -71,19 +72,20 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
 # The width decides up to how many rows threads share each row, and from how many rows on stores
 # bypass the caches. Shared rows and such stores have builds of their own.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
+# If x is larger than the caches, both passes over short rows prefetch.
+SHORT, MANY = [240, 1152], [round(17 * 1.3**step) for step in range(37)]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 16])
 def test_a_warmup_without_rows_serves_few_long_rows_and_many(groups, loads):
     widths = [width for width in WIDTHS if width % groups == 0]
-    cunorm.warmup(RMS, widths, "float32", device="cpu", groups=groups, progress=False)
+    cunorm.warmup(RMS, widths + SHORT, "float32", device="cpu", groups=groups, progress=False)
     warmed = len(loads)
-    for rows in range(1, 17):
-        for width in widths:
-            x, weight = np.empty((rows, width), np.float32), np.empty(width, np.float32)
-            saved = cunorm.rms_norm_forward(x, weight, groups=groups)
-            cunorm.rms_norm_backward(x, x, weight, rstd=saved.rstd, groups=groups)
-    assert len(loads) == warmed
+    for rows, width in [*product(range(1, 17), widths), *product(MANY, SHORT)]:
+        x, weight = np.empty((rows, width), np.float32), np.empty(width, np.float32)
+        saved = cunorm.rms_norm_forward(x, weight, groups=groups)
+        cunorm.rms_norm_backward(x, x, weight, rstd=saved.rstd, groups=groups)
+        assert len(loads) == warmed, (rows, width)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])

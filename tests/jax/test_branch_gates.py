@@ -63,6 +63,24 @@ def test_values_and_gradients_are_those_of_the_formula(gate, name, options, with
             assert_close(gradients_of(own, result, arrays), right)
 
 
+def test_gradients_of_the_stream_alone_ignore_infinite_numbers_of_the_norm():
+    x, gate, residual = drawn(SHAPE, (B, 1, D), SHAPE)
+    arrays = x.at[0].set(0.0), gate, residual.at[0].set(0.0)  # with an eps of 0, rstd is infinite
+    own = gated("add_layer_norm", cunorm.jax, gate_activation="identity", eps=0.0)
+
+    def found(x, gate, residual):
+        return own(x, gate, jnp.full(D, jnp.inf), residual)
+
+    def formula(x, gate, residual):
+        return None, residual + x * gate
+
+    assert_close(*(jax.grad(partial(cubed, one), (0, 1, 2))(*arrays) for one in (found, formula)))
+
+
+def cubed(norm, *arrays):
+    return (norm(*arrays)[1] ** 3).sum()
+
+
 @pytest.mark.parametrize(("gate", "name", "options", "with_residual"), CASES)
 def test_gradients_are_those_of_numerical_differentiation(gate, name, options, with_residual):
     norm = jax.jit(gated(name, cunorm.jax, with_residual=with_residual, **options))

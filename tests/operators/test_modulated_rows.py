@@ -81,6 +81,8 @@ def test_axes_that_alternate_too_often_are_refused():
     text = r"layer_norm: weight has shape \(2, 1, 2, 1, 8\), whose axes of 1 alternate too often"
     with pytest.raises(ValueError, match=text):
         cunorm.layer_norm(x, weight)
+    with pytest.raises(ValueError, match="expected at most two runs of axes before the groups"):
+        cunorm.layer_norm(x, weight[0], groups=2)
     x = np.zeros((2, 2, 2, 2, 2, 8), np.float32)
     saved = cunorm.layer_norm_forward(x)
     shapes = ((2, 1, 1, 1, 1, 8), (1, 1, 2, 1, 1, 8), (1, 1, 1, 1, 2, 8))
@@ -147,9 +149,12 @@ def test_a_parameter_whose_rows_are_not_contiguous_is_copied():
         assert_same_bits(one, other)
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8)])
-def test_gradients_of_samples_without_rows_are_zeros(shape):
-    x, own = np.zeros(shape, np.float32), np.ones((shape[0], 1, 8), np.float32)
+EMPTY = [((0, 3, 8), (0, 1, 8)), ((2, 0, 8), (2, 1, 8)), ((2, 2, 3, 0, 8), (2, 1, 1, 8))]
+
+
+@pytest.mark.parametrize(("shape", "own"), EMPTY)
+def test_gradients_of_samples_without_rows_are_zeros(shape, own):
+    x, own = np.zeros(shape, np.float32), np.ones(own, np.float32)
     saved = cunorm.layer_norm_forward(x, own, own)
     grads = cunorm.layer_norm_backward(x, x, own, own, mean=saved.mean, rstd=saved.rstd)
     assert grads.dweight.shape == grads.dbias.shape == own.shape

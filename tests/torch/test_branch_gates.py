@@ -75,6 +75,19 @@ def test_one_of_two_results_is_enough_for_a_backward(used, create_graph, mode):
 
 @modes
 @pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_the_stream_alone_ignore_infinite_numbers_of_the_norm(create_graph, mode):
+    given, weight = operands((2, 1, 4))[:3], torch.full((4,), torch.inf, dtype=torch.float64)
+    with torch.no_grad():  # with an eps of 0, rstd is infinite, too
+        given[0][0], given[1][0] = 0.0, 0.0
+    with mode():
+        _, stream = ct.add_layer_norm(*given[:2], weight, gate=given[2], eps=0.0, **BRANCH)
+        found = torch.autograd.grad(stream, given, factors(stream), create_graph=create_graph)
+    stream = formula(*given)[1]
+    assert_close(found, torch.autograd.grad(stream, given, factors(stream)))
+
+
+@modes
+@pytest.mark.parametrize("create_graph", [False, True])
 def test_the_stream_does_not_depend_on_weight_and_bias(create_graph, mode):
     given = operands((2, 1, 4))
     with mode():
