@@ -114,8 +114,8 @@ def warmup(
         default True if the forward writes a stream.
     weight_per, bias_per : str
         "all" rows share a row of the parameter; each "sample" has a row, as in a weight of shape
-        (B, 1, D) for an x of (B, S, D), or (N, C) in a group norm; or each "row" of x, which a
-        group norm does not take.
+        (B, 1, D) or (S, D) for an x of (B, S, D), or (N, C) in a group norm: some rows share one;
+        or each "row" of x, as in (B, S, D), which a group norm does not take.
     gate_per : str
         The same for a gate; of a gate on the branch, "sample scalar" and "row scalar" are a number
         for each sample or row.

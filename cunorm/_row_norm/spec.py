@@ -68,7 +68,8 @@ class RowNormSpec:
             value = getattr(self, name)
             if value != default:
                 raise ValueError(
-                    f"{self.function}: {name} is {value!r}, expected {default!r} as gate is None"
+                    f"{self.function}: {name} is {value!r}, expected {default!r} as gate is None: "
+                    "leave it out"
                 )
 
     def options(self) -> dict[str, Any]:

@@ -278,11 +278,11 @@ NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
 FLAGS = ("round_before_weight", "center", "accumulate")
 NO_GATE = {"gate": None, "gate_position": "post", "gate_activation": "silu"}
 NO_MEAN = "mean is None, expected the mean that the forward returned, as rows are centred"
+NO_GATE_FOR = "{} is '{}', expected '{}' as gate is None: leave it out"
 NO_GROUPS = "groups is 2 and axis is {}, expected axis -1 with groups"
 CONFLICTS: dict[str, dict[str, Any]] = {
-    "gate_position is 'pre', expected 'post' as gate is None": NO_GATE | {"gate_position": "pre"},
-    "gate_activation is 'tanh', expected 'silu' as gate is None": NO_GATE
-    | {"gate_activation": "tanh"},
+    NO_GATE_FOR.format("gate_position", "pre", "post"): NO_GATE | {"gate_position": "pre"},
+    NO_GATE_FOR.format("gate_activation", "tanh", "silu"): NO_GATE | {"gate_activation": "tanh"},
     NO_GROUPS.format(0): {"groups": 2, "axis": 0},
     NO_GROUPS.format(-2): {"groups": 2, "axis": -2},
     "mean is given, expected None: center is False": {"mean": np.ones(5, "f4"), "center": False},

@@ -79,7 +79,7 @@ def parameters() -> Cases:
 
 
 def positions() -> Cases:
-    text = "gate_position is 'branch', expected 'post' as gate is None"
+    text = "gate_position is 'branch', expected 'post' as gate is None: leave it out"
     yield from each(GATED, ValueError, text, **NO_GATE | BRANCH)
     for name in PLAIN:
         text = f"gate_position is 'branch', expected 'pre' or 'post': {OTHER_BRANCH.format(name)}"

@@ -36,6 +36,7 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: rms(X, residual=X),
     lambda: cunorm.l2_norm(X, dim=-1),
     lambda: cunorm.l2_norm(X, gate=X),
+    lambda: cunorm.group_norm(X, 2, weight_offset=1.0),
     lambda: rms(X, X[0], 1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, eps=1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
