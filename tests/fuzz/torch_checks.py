@@ -30,6 +30,7 @@ _CLEAR = 4  # a result is clear if its largest number exceeds this many bounds
 # short rows may be badly conditioned; in half precision 8, because sums are in float32; in float64
 # 2**14, because the plain formulas are then the oracle, so their error adds nothing to the bound.
 _ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
+_FEW = 8  # numbers
 
 
 class Failed(AssertionError):
@@ -55,14 +56,17 @@ def check(program: Program) -> Counter[str]:
                 if isinstance(error, kind) and re.search(message, str(error)):
                     return Counter([f"refused: {message}"])
             raise Failed(f"{type(error).__name__}: {error}") from error
-        return compare(found, plain, exact)
+        return compare(found, plain, exact, getattr(torch, program.dtype))
 
 
-def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
-    """Compare results by name.
+def compare(
+    found: Results, plain: Results, exact: Results, dtype: torch.dtype = torch.float32
+) -> Counter[str]:
+    """Compare results by name; `dtype` is that of x.
 
-    The bound is 8 times the error of plain formulas in the same dtypes, plus some roundings. A
-    result counts as unclear if all its numbers are within 4 bounds of zero.
+    The bound is 8 times the error of plain formulas in the same dtypes, plus some roundings. These
+    are also x's roundings if a result has few numbers, of which plain formulas may get all right by
+    chance. A result counts as unclear if all its numbers are within 4 bounds of zero.
     """
     counts: Counter[str] = Counter()
     if more := {*found} - {*exact}:
@@ -80,6 +84,8 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
         unit = torch.finfo(near.dtype).eps / 2
         bound = _ROUNDINGS.get(near.dtype, 8) * unit * max(largest, 1.0)
         bound += 8 * float((near.double() - right).abs().max())
+        if right.numel() < _FEW:
+            bound += torch.finfo(dtype).eps * largest
         off = float((got.double() - right).abs().nan_to_num(torch.inf).max())
         if not off <= bound:
             raise Failed(
