@@ -81,6 +81,15 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
+// Returns a pack of an operand's row, if it is needed.
+template <bool needed, class Packs, class At>
+__device__ inline auto pack_if(const Packs& packs, At at) {
+  if constexpr (needed)
+    return packs[at];
+  else
+    return absent{};
+}
+
 // A pack of which all items are equal.
 template <class B>
 struct EqualItems {

@@ -137,14 +137,6 @@ struct BackwardRow {
     if constexpr (B::branch_gate) gate.load(chunk);
     branch.load(chunk);
   }
-  // Returns a pack of the gate, if it is needed.
-  template <bool needed, class At>
-  __device__ auto gate_if(At at) const {
-    if constexpr (needed)
-      return gate[at];
-    else
-      return absent{};
-  }
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
@@ -165,7 +157,7 @@ struct BackwardRow {
                                 const Parameters<B>& parameters) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
-    const auto gate_pack = gate_if<!B::branch_gate>(at);
+    const auto gate_pack = pack_if<!B::branch_gate>(gate, at);
     GatePack<B> gates;
     for_each_item<B>(at, [&](auto item) {
       if constexpr (!B::branch_gate) gates.item[item.index] = gate_at<B>(gate_pack, item);

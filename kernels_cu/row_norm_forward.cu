@@ -70,14 +70,6 @@ struct ForwardRow {
         gate(row.of(arguments.gate)),
         parameters(arguments, row.walk.share, row.index) {}
 
-  // Returns a pack of the gate, if it is needed.
-  template <bool needed, class At>
-  __device__ auto gate_if(At at) const {
-    if constexpr (needed)
-      return gate[at];
-    else
-      return absent{};
-  }
   // Returns s, rounded to the type in which it is stored. Stores s if it is a result.
   template <class At>
   __device__ auto make_stream(At at) const {
@@ -86,7 +78,7 @@ struct ForwardRow {
     } else {
       constexpr bool read_again = true;
       RowOutput<B, stream_t, read_again> s(residual_out);
-      const auto gate_pack = gate_if<B::branch_gate>(at);
+      const auto gate_pack = pack_if<B::branch_gate>(gate, at);
       for_each_item<B>(at, [&](auto item) {
         auto v = read<B>(x[at], item);
         if constexpr (B::branch_gate) {
@@ -133,7 +125,7 @@ struct ForwardRow {
 
   template <class At, class P>
   __device__ void write_y(At at, const P& p) const {
-    const auto gate_pack = gate_if<!B::branch_gate>(at);
+    const auto gate_pack = pack_if<!B::branch_gate>(gate, at);
     const auto factor = broadcast<B>(k_rstd);
     RowOutput<B, typename B::y_t> output(y);
     for_each_item<B>(at, [&](auto item) {

@@ -17,18 +17,8 @@ from cunorm._core.operands import (
     operand_of,
     present,
 )
-from cunorm._core.plan import (
-    OpDef,
-    OpSpec,
-    OutputSpec,
-)
-from cunorm._core.tensor import (
-    OptionalSpec,
-    OptionalSpecs,
-    Shape,
-    TensorSpec,
-    contiguous,
-)
+from cunorm._core.plan import OpDef, OpSpec, OutputSpec
+from cunorm._core.tensor import OptionalSpec, OptionalSpecs, Shape, TensorSpec, contiguous
 
 Outputs = tuple[OutputSpec, ...]
 

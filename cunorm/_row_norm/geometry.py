@@ -169,8 +169,8 @@ class Geometry(CallGeometry):
             verb = "is" if len(shapes) == 1 else "are"
             raise ValueError(
                 f"{function}: {' and '.join(shapes)} {verb} shared along different axes of x, "
-                f"{self.shape}, "
-                "expected at most two runs of axes along which one of them has several rows"
+                f"{self.shape}, expected at most two runs of axes along which one of them has "
+                "several rows"
             ) from None
 
     def expanded(self, spec: TensorSpec) -> TensorSpec:

@@ -20,7 +20,7 @@ class Limits(NamedTuple):
 
     block_threads: int  # the threads of a block that has several teams
     preferred_elements: int  # the float32 elements of a row that a thread should hold
-    of_warp: int  # as many elements, if a warp holds the row
+    of_warp: int  # the most such elements of a lane, if a warp holds the row
     most_elements: int  # the most such elements, if no more threads can share the row
 
 

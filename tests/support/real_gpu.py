@@ -28,7 +28,8 @@ def prepare_jax() -> None:
 
     Without the first variable, the first process of a run takes three quarters of the GPU's memory.
     The second variable makes the CPU the default device, as most tests of JAX need; tests of a GPU
-    ask for `jax.devices("cuda")`. A JAX without CUDA would refuse the second variable.
+    ask for `jax.devices("cuda")`. A JAX without CUDA would refuse the second variable; XLA then
+    gets the flags above.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
