@@ -190,6 +190,20 @@ def test_floats_are_rounded_to_whole_numbers():
         np.testing.assert_array_equal(found, of_numpy(v), mode)
 
 
+@pytest.mark.parametrize("source", ["f32", "f64"])
+def test_floats_become_the_nearest_integer_within_the_limits_of_its_type(source):
+    v = np.append(drawn(source), drawn(source) * 2.0**20).astype(TYPES[source][2])
+    v[:200] = np.arange(-140, 260)[:200] + 0.5
+    v[200:206] = 127.5, -128.5, np.inf, -np.inf, 1e30, np.nan
+    for to, sat in {"s8": ".sat", "s32": ""}.items():
+        limits = np.iinfo(to.replace("s", "int"))
+        wanted = np.clip(np.rint(v.astype("f8")), limits.min, limits.max)
+        wanted[205] = 0 if source == "f32" else limits.min
+        asked = [f"cvt.rni{ftz}{sat}.{to}.{source} %0, %1" for ftz in ("", ".ftz")]
+        for y in run("s32", source, asked[: 1 + (source == "f32")], v):
+            np.testing.assert_array_equal(y, wanted, to)
+
+
 TINY = np.array([2.0**-130, -(2.0**-130), 2.0**-126, 1.5, np.nan, -0.0, -3.0, np.inf] * 4, "f4")
 
 
@@ -240,6 +254,22 @@ def test_comparisons_with_nan_are_those_of_numpy_and_min_returns_the_number(kind
     found = run(kind, kind, [f"{name}.{kind}" for name in ("min", "max", "copysign")], a, b)
     for y, wanted in zip(found, (np.fmin(a, b), np.fmax(a, b), np.copysign(b, a)), strict=True):
         np.testing.assert_array_equal(y, wanted)
+
+
+def test_min_and_max_return_nan_for_a_nan_if_the_instruction_says_so():
+    """Compare bits: a NaN is 0x7fffffff whatever the operand's bits, and -0 is less than 0."""
+    some = [1, -2, np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 2.0**-130, -(2.0**-130)]
+    a, b = (v.ravel() for v in np.meshgrid(*[np.array(some, "f4")] * 2))
+    for ftz in ("", ".ftz"):
+        least = np.float32(2.0**-126 if ftz else 0)
+        flushed = [np.where(np.abs(v) < least, np.copysign(np.float32(0), v), v) for v in (a, b)]
+        pairs = np.transpose(flushed)
+        found = run("f32", "f32", [f"{f.__name__}{ftz}.NaN.f32" for f in (min, max)], a, b)
+        for f, y in zip((min, max), found, strict=True):
+            wanted = [f(two, key=lambda v: (v, np.copysign(1, v))) for two in pairs]
+            bits = np.array(wanted, "f4").view("u4")
+            bits[np.isnan(a) | np.isnan(b)] = 0x7FFFFFFF
+            np.testing.assert_array_equal(y.view("u4"), bits, f"{f.__name__}{ftz}")
 
 
 APPROXIMATE = {

@@ -44,6 +44,17 @@ T insert_bits(T part, T into, u32 position, u32 length) {
   return (into & ~mask) | (part << position & mask);
 }
 constexpr auto insert = []<class T>(T a, T b, u32 c, u32 d) { return insert_bits(a, b, c, d); };
+// Picks 4 of the 8 bytes of a and b. Each 4 bits of `how` are the number of a byte; their highest
+// bit picks the byte's sign, 8 times, instead.
+u32 permute(u32 a, u32 b, u32 how) {
+  const u64 bytes = u64(b) << 32 | a;
+  u32 out = 0;
+  for (u32 k = 0; k < 32; k += 8, how >>= 4) {
+    const auto byte = int8_t(bytes >> 8 * (how & 7));
+    out |= u32(u8(how & 8 ? byte >> 7 : byte)) << k;
+  }
+  return out;
+}
 const std::map<std::string, ByType> integers = {
     {"add", bitwise<[]<class T>(T a, T b) { return a + b; }, 2>()},
     {"sub", bitwise<[]<class T>(T a, T b) { return a - b; }, 2>()},
@@ -62,6 +73,7 @@ const std::map<std::string, ByType> integers = {
     {"bfi",
      {nullptr, nullptr, each<insert, u32, u32, u32, u32>, nullptr,
       each<insert, u64, u64, u32, u32>}},
+    {"prmt", {nullptr, nullptr, each<permute, u32, u32, u32>}},
     {"mul.hi",
      arithmetic<[]<class T>(T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> kBits<T>); }, 2>()},
     {"mul.wide",
@@ -120,6 +132,13 @@ T divided_approximately(T a, T b) {
 constexpr auto saturated_product = []<class T>(T a, T b) {
   return a * b > 0 ? std::min(a * b, T(1)) : T(0);
 };
+// Returns f of the numbers; the canonical NaN if one is NaN.
+template <auto f>
+constexpr auto or_nan = [](float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? from_bits<float>(0x7fffffff) : f(a, b);
+};
+constexpr auto minimum = []<class T>(T a, T b) { return lesser(a, b); };
+constexpr auto maximum = []<class T>(T a, T b) { return -lesser(-a, -b); };
 constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
 
 const std::map<std::string, Real> reals = {
@@ -130,8 +149,10 @@ const std::map<std::string, Real> reals = {
     {"div", real<[]<class T>(T a, T b) { return a / b; }, 2>()},
     {"div.approx", real<[]<class T>(T a, T b) { return divided_approximately(a, b); }, 2>()},
     {"fma", real<[]<class T>(T a, T b, T c) { return std::fma(a, b, c); }, 3>()},
-    {"min", real<[]<class T>(T a, T b) { return lesser(a, b); }, 2>()},
-    {"max", real<[]<class T>(T a, T b) { return -lesser(-a, -b); }, 2>()},
+    {"min", real<minimum, 2>()},
+    {"max", real<maximum, 2>()},
+    {"min.NaN", {in_float32<or_nan<minimum>, 2>, nullptr}},
+    {"max.NaN", {in_float32<or_nan<maximum>, 2>, nullptr}},
     {"neg", real<[]<class T>(T a) { return -a; }, 1>()},
     {"abs", real<[]<class T>(T a) { return std::fabs(a); }, 1>()},
     {"copysign", real<[]<class T>(T a, T b) { return std::copysign(b, a); }, 2>()},

@@ -36,14 +36,37 @@ To half_of(double v) {
   return {u16((bits + (std::isinf(f) ? 0 : 0x7fff + (bits >> 16 & 1))) >> 16)};
 }
 
-// Converts toward zero. A NaN becomes the least integer, other values out of range become the
-// nearest limit.
-void to_int64(Warp& w, const Instruction& i, u32 lanes) {
-  apply<double>(w, i, lanes, [](double v) {
-    if (v >= 0x1p63) return std::numeric_limits<int64_t>::max();
-    return v >= -0x1p63 ? int64_t(v) : std::numeric_limits<int64_t>::min();
+// Rounds with `whole`. Values out of range become the nearest limit. A NaN becomes 0, or the least
+// integer if either type has 64 bits.
+template <class To, class From, double (*whole)(double)>
+void to_integer(Warp& w, const Instruction& i, u32 lanes) {
+  using Limits = std::numeric_limits<To>;
+  constexpr bool is_long = sizeof(To) == 8 || sizeof(From) == 8;
+  constexpr double end = 2.0 * (Limits::max() / 2 + 1);  // max + 1, exactly
+  apply<From>(w, i, lanes, [](From from) {
+    const double v = whole(from);
+    if (std::isnan(v)) return is_long ? Limits::min() : To(0);
+    if (v >= end) return Limits::max();
+    return v >= -end ? To(v) : Limits::min();
   });
 }
+
+// Rounds to an 8-bit float with `fraction` bits after the point, whose least normal number is
+// 2^least. Numbers beyond `largest` and infinity become `largest`. Any NaN becomes 0x7f.
+template <int fraction, int least, int largest>
+u32 float8_of(float v) {
+  if (std::isnan(v)) return 0x7f;
+  const float size = std::min(std::fabs(v), float(largest));
+  const int exponent = std::max(int(to_bits(size) >> 23) - 127, least);
+  const float scale = from_bits<float>(u64(127 + fraction - exponent) << 23);  // a power of 2
+  const int steps = int(std::nearbyint(size * scale)) + ((exponent - least) << fraction);
+  return u32(std::signbit(v)) << 7 | u32(steps);
+}
+// A pair of 8-bit floats; a becomes the upper one.
+template <int fraction, int least, int largest>
+constexpr auto pair_of_float8 = [](float a, float b) {
+  return float8_of<fraction, least, largest>(a) << 8 | float8_of<fraction, least, largest>(b);
+};
 
 // Changes an integer's width: keeps its lowest i.bytes, and extends the sign if i.variant is 1.
 void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
@@ -90,6 +113,16 @@ constexpr ByType kFromIntegers = {kPlain<To, u16>,     kPlain<To, int16_t>, kPla
                                   kPlain<To, int32_t>, kPlain<To, u64>,     kPlain<To, int64_t>};
 const std::map<std::string, ByType> of_integers = {{"f32", kFromIntegers<float>},
                                                    {"f64", kFromIntegers<double>}};
+// Conversions that have one mode each, by that mode and the types. Their results have limits.
+const std::map<std::string, Operation> limited = {
+    {".rzi.s64.f64", to_integer<int64_t, double, std::trunc>},
+    {".rni.s32.f64", to_integer<int32_t, double, std::nearbyint>},
+    {".rni.s32.f32", to_integer<int32_t, float, std::nearbyint>},
+    {".rni.s8.f64", to_integer<int8_t, double, std::nearbyint>},
+    {".rni.s8.f32", to_integer<int8_t, float, std::nearbyint>},
+    {".rn.satfinite.e4m3x2.f32", each<pair_of_float8<3, -6, 448>, float, float>},
+    {".rn.satfinite.e5m2x2.f32", each<pair_of_float8<2, -14, 57344>, float, float>},
+};
 
 bool is_integer(const std::string& type) { return type[0] == 's' || type[0] == 'u'; }
 int bytes_of(const std::string& type) { return atoi(type.c_str() + 1) / 8; }
@@ -99,6 +132,12 @@ int bytes_of(const std::string& type) { return atoi(type.c_str() + 1) / 8; }
 bool choose_conversion(Instruction& i, const Opcode& op) {
   if (op.parts.size() < 3) return false;
   const std::string &from = op.type(), &to = op.parts[op.parts.size() - 2];
+  // .ftz and .sat change none of these: a subnormal number becomes 0 anyway.
+  if (const auto found = limited.find(op.middle({"ftz", "sat"}) + "." + from);
+      found != limited.end()) {
+    i.run = found->second;
+    return true;
+  }
   if (!op.middle({"rn", "rni", "rzi", "ftz", "sat", to.c_str()}).empty()) return false;
   const std::string types = "." + to + "." + from;
   const auto find = [](const auto& table, const std::string& key) {
@@ -112,9 +151,7 @@ bool choose_conversion(Instruction& i, const Opcode& op) {
   } else if (is_integer(from)) {
     const ByType* const found = find(of_integers, to);
     i.run = found && !i.saturate ? found->of(from) : nullptr;
-  } else if (is_integer(to)) {
-    i.run = types == ".s64.f64" && op.has("rzi") ? to_int64 : nullptr;
-  } else {
+  } else if (!is_integer(to)) {
     i.integral = op.has("rni") || op.has("rzi"), i.variant = op.has("rzi");
     const Operation* const found = find(of_reals, types);
     const auto* const quick = i.saturate || i.integral ? nullptr : find(fast, types);
