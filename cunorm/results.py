@@ -28,6 +28,20 @@ class AddNorm(NamedTuple, Generic[T_co]):
     residual: T_co = None  # type: ignore[assignment]
 
 
+class QuantizedNorm(NamedTuple, Generic[T_co]):
+    """The results of a norm with a quantised result: y is about q * scale.
+
+    q has x's shape. scale has one element for each row or block of columns, or is the scale that
+    was given. y, the rounded rows before quantisation, is None unless it is asked for. residual is
+    the new residual stream, as in `NormForward`.
+    """
+
+    q: T_co = None  # type: ignore[assignment]
+    scale: T_co = None  # type: ignore[assignment]
+    y: T_co | None = None
+    residual: T_co | None = None
+
+
 class NormForward(NamedTuple, Generic[T_co]):
     """The results of a row norm's forward, which its backward needs.
 

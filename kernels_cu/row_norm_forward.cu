@@ -10,6 +10,7 @@
 //   r    = q * rstd     k = c / sqrt(width): 1 for RMSNorm and LayerNorm, 1 / sqrt(width) for L2
 //   n    = k * r * (weight + weight_offset) + bias         k * r is computed as q * (k * rstd)
 //   y    = n * g(gate)    if post-gate, else n
+//   q    = y / scale      if the result is quantised (quantization.cuh); y is rounded first
 //
 // One rounded mean is not enough: for a row of mean 1e4 and standard deviation 1, the rounding
 // error of the mean is thousands of ulps of y. So the row is shifted by about its mean, and the
@@ -20,8 +21,9 @@
 // 5 * correction^2, so the difference is accurate. The shift of a held row is its rounded mean.
 #include "math.cuh"
 #include "parameters.cuh"
+#include "quantized.cuh"
 
-struct Build : RowBuild {
+struct Build : RowBuild, Quantization {
   using residual_t = RESIDUAL_T;
   using residual_out_t = RESIDUAL_OUT_T;
   using y_t = Y_T;
@@ -31,7 +33,7 @@ struct Build : RowBuild {
 };
 
 template <class B>
-struct Arguments {
+struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   using C = typename B::compute_t;
   Rows<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
@@ -64,7 +66,10 @@ struct ForwardRow {
 
   __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : residual_out(row.of(arguments.residual_out)),
-        y(row.of(arguments.y)),
+        y([&]() -> typename B::y_t* {
+          if constexpr (B::writes_y) return row.of(arguments.y);
+          return nullptr;
+        }()),
         x(row.of(arguments.x)),
         residual(row.of(arguments.residual)),
         gate(row.of(arguments.gate)),
@@ -123,8 +128,9 @@ struct ForwardRow {
     if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
   }
 
+  // Returns y, which store() stores.
   template <class At, class P>
-  __device__ void write_y(At at, const P& p) const {
+  __device__ RowOutput<B, typename B::y_t> make_y(At at, const P& p) const {
     const auto gate_pack = pack_if<!B::branch_gate>(gate, at);
     const auto factor = broadcast<B>(k_rstd);
     RowOutput<B, typename B::y_t> output(y);
@@ -135,9 +141,17 @@ struct ForwardRow {
       if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
       write(output, item, n);
     });
-    output.store(at);
+    return output;
   }
 };
+
+// Adds the |y| of a pack to a maximum.
+template <class B, class At, class Y>
+__device__ inline void add_magnitudes(ItemReduction<B, Max>& largest, At at, const Y& y) {
+  for_each_item<B>(at, [&](auto item) {
+    largest.add(item, clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item));
+  });
+}
 
 // Processes a held row. `place` says where it lies, and which columns are the thread's. A thread
 // holds its packs of all operands in registers. It waits for the other threads in `all_reduce`: at
@@ -148,6 +162,7 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   const auto width = typename B::compute_t(row_width(arguments));
   const auto columns = place.columns();
   ForwardRow<B> row(arguments, place);
+  RowScale<B> scale(arguments, place);
 
   // Load. Compilers move a load, but not a prefetch, down to where its value is needed. In a short
   // grid, operands that are needed late are prefetched, so that all loads begin here.
@@ -190,7 +205,16 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   row.find_factors(arguments, place, team.thread() == 0);
 
   // Store.
-  columns.for_each_pack([&](auto at) { row.write_y(at, p[at.index]); });
+  ItemReduction<B, Max> largest;
+  ChunkResults<B> results(arguments, place, scale);
+  columns.for_each_pack([&](auto at) {
+    auto y = row.make_y(at, p[at.index]);
+    if constexpr (B::scales_rows) add_magnitudes<B>(largest, at, y);
+    results.put(at, y);
+  });
+  if constexpr (B::scales_rows)
+    results.scale.find(team.all_reduce(largest).item[0], place.exists && team.thread() == 0);
+  results.store(columns);
 }
 
 #include "row_norm_forward_streamed.cuh"

@@ -10,11 +10,13 @@
 
 template <class B>
 struct StreamedForwardRow : ForwardRow<B> {
+  RowScale<B> scale;
   RowPacks<B, typename B::stream_t> stream;  // s, which the second pass reads
   HeldPacks<B, PackOfP<B>> p;
 
   __device__ StreamedForwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
       : ForwardRow<B>(arguments, row),
+        scale(arguments, row),
         stream([&] {
           if constexpr (B::writes_stream)
             return this->residual_out;
@@ -22,6 +24,19 @@ struct StreamedForwardRow : ForwardRow<B> {
             return row.of(arguments.x);
         }()),
         p(row) {}
+
+  // Calls visit(at, y) for each pack of a chunk that the first pass has seen.
+  template <class Chunk, class Visit>
+  __device__ void for_each_y(const Chunk& chunk, const Visit& visit) {
+    stream.load(chunk);
+    if constexpr (!B::branch_gate) this->gate.load(chunk);
+    this->parameters.load(chunk);
+    chunk.for_each_pack([&](auto at) {
+      const auto s = stream[at];
+      auto y = this->make_y(at, p.held_or(at, [&] { return this->make_p(at, s); }));
+      visit(at, y);
+    });
+  }
 };
 
 template <class B>
@@ -102,20 +117,35 @@ __device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments
   return row;
 }
 
+// Finds the scale of the row's q.
+template <class B>
+__device__ inline void find_scale(Team<B>& team, StreamedForwardRow<B>& row,
+                                  const StreamedRow<B>& place) {
+  RowReduction<B, Max> largest;
+  place.for_each_chunk([&](const auto& chunk) {
+    ItemReduction<B, Max> of_chunk;
+    row.for_each_y(chunk, [&](auto at, const auto& y) { add_magnitudes<B>(of_chunk, at, y); });
+    largest.add(of_chunk);
+  });
+  row.scale.find(team.all_reduce(largest).item[0], place.exists && team.thread() == 0);
+}
+
 template <class B>
 __device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>& team,
                                           const Walk<B>& walk) {
   for_each_row(
-      walk, [&](const StreamedRow<B>& place) { return first_pass(arguments, team, place); },
+      walk,
+      [&](const StreamedRow<B>& place) {
+        auto row = first_pass(arguments, team, place);
+        if constexpr (B::scales_rows) find_scale(team, row, place);
+        return row;
+      },
       [&](auto& row, const StreamedRow<B>& place) {
+        ChunkResults<B> results(arguments, place, row.scale);
         place.for_each_chunk_in_second_pass([&](const auto& chunk) {
-          row.stream.load(chunk);
-          if constexpr (!B::branch_gate) row.gate.load(chunk);
-          row.parameters.load(chunk);
-          chunk.for_each_pack([&](auto at) {
-            const auto s = row.stream[at];
-            row.write_y(at, row.p.held_or(at, [&] { return row.make_p(at, s); }));
-          });
+          results.begin(chunk);
+          row.for_each_y(chunk, [&](auto at, auto& y) { results.put(at, y); });
+          results.store(chunk);
         });
       });
 }

@@ -88,7 +88,7 @@ class CupyAdapter(ArrayAdapter):
             # CuPy wants a size of the memory, but the strides say what is read.
             memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
             first = module.cuda.MemoryPointer(memory, 0)
-            array = module.ndarray(spec.shape, f"=f{itemsize}", first, strides).copy(order="C")
+            array = module.ndarray(spec.shape, spec.dtype.host, first, strides).copy(order="C")
         return new_view(array.data.ptr, spec.dense(), array, view.adapter)
 
     def stream(self, device: Device) -> int:

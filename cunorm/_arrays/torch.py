@@ -15,11 +15,14 @@ from torch.autograd import forward_ad
 from cunorm._arrays import _torch_private
 from cunorm._arrays._torch_private import count_modes, has_dual_level, is_tracing
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
-from cunorm._core.dtypes import ALLOWED, DTYPES, DType, pass_hint
+from cunorm._core.dtypes import ALL_DTYPES, ALLOWED, DTYPES, DType, allowed, dtype_hint
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
-_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
-TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
+_DTYPES: dict[torch.dtype, DType] = {
+    getattr(torch, name): dtype for name, dtype in ALL_DTYPES.items() if hasattr(torch, name)
+}
+RESULT_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
+TORCH_DTYPES = {dtype: RESULT_DTYPES[dtype] for dtype in DTYPES.values()}  # of operands
 # Types of tensors that are nothing but their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 _increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
@@ -53,7 +56,7 @@ class TorchAdapter(ArrayAdapter):
             )
         pointer, device = _address_and_device(function, argument, array)
         dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
-        if dtype is None or array.is_neg() or is_recorded or pointer % dtype.itemsize:
+        if dtype is None or dtype.name not in allowed(argument) or array.is_neg() or is_recorded or pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
         if has_dual_level() and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(
@@ -109,7 +112,7 @@ class TorchAdapter(ArrayAdapter):
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
             return torch.empty_like  # parses the fewest arguments, torch.empty the most
-        dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
+        dtype, device = _torch_dtype(spec.dtype), torch.device(str(spec.device))
         empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
 
@@ -128,6 +131,12 @@ class TorchAdapter(ArrayAdapter):
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         return torch.cuda.device(device.index)
+
+
+def _torch_dtype(dtype: DType) -> torch.dtype:
+    if dtype not in RESULT_DTYPES:
+        raise TypeError(f"torch {torch.__version__} has no such dtype, expected 2.7 or later")
+    return RESULT_DTYPES[dtype]
 
 
 def _observer() -> str | None:
@@ -178,10 +187,10 @@ def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) ->
         fix = "use cunorm.torch, which takes meta tensors"
         fix = fix if array.is_meta else "pass a tensor with data there"
         return ValueError(f"{subject} is on device {array.device}, expected cpu or cuda: {fix}")
-    if array.dtype not in (*_DTYPES, *more):
-        name = str(array.dtype).removeprefix("torch.")
+    name = str(array.dtype).removeprefix("torch.")
+    if name not in allowed(argument) and array.dtype not in more:
         is_integer = not (array.dtype.is_floating_point or array.dtype.is_complex)
-        fix = pass_hint(argument, f"{argument}.float()") if is_integer else ""
+        fix = dtype_hint(argument, name, "i" if is_integer else "", f"{argument}.float()")
         fix = f": pass {argument}.dequantize()" if array.is_quantized else fix
         return TypeError(f"{subject} has dtype {name}, expected {ALLOWED}{fix}")
     if array.is_neg():

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The four storage types, and their conversion from and to the dtypes of array libraries."""
+"""The storage types, and their conversion from and to the dtypes of array libraries.
 
+Operands have one of four types. Quantised results and their scales have others.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +13,16 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One of the four storage types. Each of them is a single object, compared by identity."""
+    """A storage type. Each type is a single object, compared by identity."""
 
     name: str
     cuda: str  # the type's name in the CUDA sources
     itemsize: int
+
+    @property
+    def host(self) -> str:
+        """Return NumPy's name of a type with as many bits, which needs no other package."""
+        return "=u1" if self.itemsize == 1 else f"=f{self.itemsize}"
 
     def __str__(self) -> str:
         return self.name
@@ -29,12 +38,22 @@ FLOAT64 = DType("float64", "fp64", 8)
 DTYPES = {dtype.name: dtype for dtype in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 ALLOWED = "float16, bfloat16, float32 or float64"
 
+FLOAT8_E4M3FN = DType("float8_e4m3fn", "e4m3", 1)
+FLOAT8_E5M2 = DType("float8_e5m2", "e5m2", 1)
+INT8 = DType("int8", "s8", 1)
+FLOAT8_E8M0FNU = DType("float8_e8m0fnu", "e8m0", 1)  # of scales
+QUANTIZED = {dtype.name: dtype for dtype in (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)}
+SCALES = {dtype.name: dtype for dtype in (FLOAT32, FLOAT8_E8M0FNU)}
+ALL_DTYPES = DTYPES | QUANTIZED | SCALES
+
 _NUMPY: dict[DType, np.dtype[Any]] = {
-    dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
+    dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64, INT8)
 }
-# The keys are the dtypes of NumPy, CuPy and JAX arrays. bfloat16 is added when it first occurs,
-# because it needs ml_dtypes.
+# The keys are the dtypes of NumPy, CuPy and JAX arrays. Those of ml_dtypes are added when they
+# first occur.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+# The names of outputs, which only some operators have, and whose dtypes they check.
+_QUANTIZED_OUTPUTS = ("out.q", "out.scale")
 
 
 def promoted(a: DType, b: DType) -> DType:
@@ -56,7 +75,7 @@ def pass_hint(argument: str, instead: str) -> str:
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array's NumPy dtype."""
     dtype = _FROM_NUMPY.get(numpy)
-    if dtype is not None:
+    if dtype is not None and dtype.name in allowed(argument):
         return dtype
     name = str(getattr(numpy, "name", numpy))
     if name in DTYPES and not numpy.isnative:
@@ -64,24 +83,42 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
             f"{function}: {argument} has dtype {numpy.str} in foreign byte order, expected the "
             f"machine's own: pass {argument}.astype('{name}')"
         )
-    if name not in DTYPES:
-        is_integer = getattr(numpy, "kind", "") in ("i", "u", "b")
-        hint = pass_hint(argument, f"{argument}.astype('float32')") if is_integer else ""
-        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{hint}")
-    _FROM_NUMPY[numpy] = DTYPES[name]
-    return DTYPES[name]
+    if name not in allowed(argument):
+        fix = dtype_hint(argument, name, getattr(numpy, "kind", ""), f"{argument}.astype('float32')")
+        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{fix}")
+    _FROM_NUMPY[numpy] = ALL_DTYPES[name]
+    return ALL_DTYPES[name]
+
+
+def allowed(argument: str) -> dict[str, DType]:
+    """Return the types that an array may have, by name."""
+    return ALL_DTYPES if argument in _QUANTIZED_OUTPUTS else DTYPES
+
+
+def dtype_hint(argument: str, name: str, kind: str, wide: str) -> str:
+    """Return the end of the error for a wrong dtype; `wide` is the expression of a float32 array."""
+    if name.startswith("float8"):
+        return pass_hint(argument, f"a dequantised array, {wide} * scale")
+    return pass_hint(argument, wide) if kind in ("i", "u", "b") else ""
 
 
 def parse_dtype(function: str, argument: str, spec: object) -> DType:
-    """Return the storage type for a name, or for a dtype or scalar type of any library.
+    """Return the storage type of an operand for a name, or for a dtype or type of any library.
 
     Refuse Python's ``float``, which is float64 in NumPy and float32 in other libraries.
     """
+    return parse_one_of(function, argument, spec, allowed=DTYPES)
+
+
+def parse_one_of(
+    function: str, argument: str, spec: object, *, allowed: Mapping[str, DType]
+) -> DType:
     name = _name(spec)
-    if name not in DTYPES:
+    if name not in allowed:
         got = repr(spec) if isinstance(spec, str) or name is None else name
-        raise TypeError(f"{function}: {argument} is {got}, expected {ALLOWED}")
-    return DTYPES[name]
+        *others, last = allowed
+        raise TypeError(f"{function}: {argument} is {got}, expected {', '.join(others)} or {last}")
+    return allowed[name]
 
 
 def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | None:
@@ -102,13 +139,13 @@ def _name(spec: object) -> str | None:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy dtype of a storage type; bfloat16 needs ml_dtypes."""
+    """Return the NumPy dtype of a storage type; bfloat16 and the types of 8 bits need ml_dtypes."""
     if dtype not in _NUMPY:
         try:
             import ml_dtypes
         except ImportError:
             raise TypeError(
-                "a bfloat16 NumPy array needs the package ml_dtypes: pip install ml_dtypes"
+                f"a {dtype} NumPy array needs the package ml_dtypes: pip install ml_dtypes"
             ) from None
-        _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
+        _NUMPY[dtype] = np.dtype(getattr(ml_dtypes, dtype.name))
     return _NUMPY[dtype]

@@ -22,6 +22,7 @@ class Kind(Enum):
     LIKE_X = auto()  # for each element of x
     PARAMETER = auto()  # for each element of a row, or for each channel; all rows share it
     STATISTIC = auto()  # for each row, or for each group of a sample; it has the compute type
+    SCALE = auto()  # for each row or block of columns of a quantised result, or one for all
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from cunorm._core.build import KernelArgs, Launch
 from cunorm._core.caps import Caps
-from cunorm._core.dtypes import DTYPES, DType
+from cunorm._core.dtypes import ALL_DTYPES, DType
 from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, Kind, Slot, present
 from cunorm._core.tensor import OptionalSpecs, Shape, TensorSpec
@@ -190,5 +190,5 @@ def spec_from_json(spec_type: type, text: str) -> Any:
 
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
-        return DTYPES[value["dtype"]]
+        return ALL_DTYPES[value["dtype"]]
     return tuple(value) if isinstance(value, list) else value

@@ -74,15 +74,15 @@ class ArrayView:
 
 
 def host_array(view: ArrayView) -> HostArray:
-    """Return an array in host memory as a NumPy array, with float16 for the bits of bfloat16."""
+    """Return an array in host memory as a NumPy array of the type `DType.host`."""
     spec, itemsize = view.spec, view.spec.dtype.itemsize
     if 0 in spec.shape:  # NumPy refuses the address if it is null
-        return np.empty(spec.shape, f"=f{itemsize}")
+        return np.empty(spec.shape, spec.dtype.host)
     interface = {
         "version": 3,
         "shape": spec.shape,
         "strides": tuple(stride * itemsize for stride in spec.strides),
-        "typestr": f"=f{itemsize}",
+        "typestr": spec.dtype.host,
         "data": (view.pointer, not view.writable),
     }
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view.owner))

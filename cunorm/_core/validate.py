@@ -145,14 +145,19 @@ def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> Non
 
 def output(function: str, argument: str, spec: TensorSpec, shape: Shape, rows: RowAxes) -> None:
     """Check that a given output has the expected shape, and strides that kernels can follow."""
-    subject = f"{function}: {argument}"
-    if spec.shape != shape:
-        raise ValueError(f"{subject} has shape {spec.shape}, expected {shape}")
+    shape_of(function, argument, spec, shape)
     own_memory(function, argument, spec)
     if rows.layout(spec) is None:
         several = "contiguous rows and at most three leading axes that no single stride walks"
         expected = "a contiguous array" if rows is WHOLE else several
-        raise ValueError(f"{subject} has strides {spec.strides}, expected {expected}")
+        raise ValueError(
+            f"{function}: {argument} has strides {spec.strides}, expected {expected}"
+        )
+
+
+def shape_of(function: str, argument: str, spec: TensorSpec, shape: Shape) -> None:
+    if spec.shape != shape:
+        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}")
 
 
 def own_memory(function: str, argument: str, spec: TensorSpec) -> None:

@@ -172,6 +172,10 @@ def _rows_key(
             groups = tuple(array.shape[leading_axes:])
             expected = (*rows, *groups)
             key.append(groups)
+        elif kind is Kind.SCALE:
+            own = tuple(array.shape)
+            expected = own if prod(own) == 1 else (*rows, *own[leading_axes:])
+            key.append(own if prod(own) == 1 else own[leading_axes:])
         contiguous_type = adapter.contiguous_type(array)
         if contiguous_type is None or (slot != op.x and array.shape != expected):
             return None

@@ -149,10 +149,10 @@ class Executable:
         """Adapt the allocators and the check of overlaps to another number of rows."""
 
         def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
-            if kind is Kind.PARAMETER:
+            if kind is Kind.PARAMETER or (kind is Kind.SCALE and prod(spec.shape) == 1):
                 return spec
             shape = x_shape
-            if kind is Kind.STATISTIC:
+            if kind in (Kind.STATISTIC, Kind.SCALE):
                 shape = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
             return contiguous(shape, spec.dtype, spec.device)
 

@@ -91,7 +91,7 @@ def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
         kept = _cpu_kept(types, shape, types.compute.itemsize, rows=1)
         is_long = kept and shape.width * types.x.itemsize > _SHORT_KEPT_ROW
         macros += kept + ((("LONG_IF_HELD", "true"),) if is_long else ())
-    return _CpuBuild(macros, [types.y], math.inf)  # without residual_out, which is read again
+    return _CpuBuild(macros, types.written(), math.inf)  # without residual_out, which is read again
 
 
 def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuBuild:

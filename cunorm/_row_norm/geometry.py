@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry
-from cunorm._core.dtypes import DType
+from cunorm._core.dtypes import FLOAT64, DType
 from cunorm._core.operands import Kind, Slot, Specs
 from cunorm._core.tensor import (
     SINGLE_ROW,
@@ -21,6 +21,7 @@ from cunorm._core.tensor import (
 from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_of
 
 _WIDTH_LIMIT = 2**31
+BLOCK_STEP = 4  # columns; 32 lanes with packs of 4 have a block of 128
 
 
 class RowShape(NamedTuple):
@@ -63,6 +64,7 @@ class Geometry(CallGeometry):
     leading_axes: int
     rows: RowShape
     branch_gate: bool = False  # the gate may have fewer elements than x
+    block: int | None = None  # the columns that share a scale; None: a row has one scale
 
     @property
     def leading(self) -> Shape:
@@ -70,6 +72,8 @@ class Geometry(CallGeometry):
 
     def fits(self, slot: Slot, shape: Shape) -> bool:
         is_gate = slot.name == "gate" and self.branch_gate
+        if slot.kind is Kind.SCALE and prod(shape) == 1:
+            return True  # one number for all rows
         if slot.kind is not Kind.PARAMETER and not is_gate:
             return super().fits(slot, shape)
         if len(shape) > len(self.shape):
@@ -100,6 +104,8 @@ class Geometry(CallGeometry):
         if kind is Kind.STATISTIC:
             groups = self.rows.groups
             return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
+        if kind is Kind.SCALE:
+            return scale_shape(self.shape, self.leading_axes, self.rows.groups, self.block)
         return self.shape if kind is Kind.LIKE_X else self.shape[self.leading_axes :]
 
     def hint(self, kind: Kind) -> str:
@@ -108,6 +114,8 @@ class Geometry(CallGeometry):
             row = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
             before = f", alone or after axes that broadcast to {self.leading}"
             return row + before if self.leading else row
+        if kind is Kind.SCALE:
+            return ", one number for each row, or a single number"
         return ", the shape of x" if kind is Kind.LIKE_X else ", one element for each row of x"
 
     def remedies(self, argument: str, shape: Shape) -> list[str]:
@@ -147,7 +155,9 @@ class Geometry(CallGeometry):
         return "two runs of axes before the groups" if self.rows.groups > 1 else super().runs
 
     def can_follow(self, slot: Slot, spec: TensorSpec) -> bool:
-        return slot.kind is Kind.STATISTIC or self.layout(spec.dense()) is not None
+        if slot.kind in (Kind.STATISTIC, Kind.SCALE):
+            return True
+        return self.layout(spec.dense()) is not None
 
     def segments_with(
         self, function: str, parameters: Specs, gate: OptionalSpec
@@ -173,6 +183,27 @@ class Geometry(CallGeometry):
                 "several rows"
             ) from None
 
+    def _check_scale(self, function: str, argument: str, spec: TensorSpec, shape: Shape) -> None:
+        validate.shape_of(function, argument, spec, shape)
+        validate.own_memory(function, argument, spec)
+        if self.scale_layout(spec)[0] is None:
+            raise ValueError(
+                f"{function}: {argument} has strides {spec.strides}, expected at most three axes "
+                "before the last that no single stride walks"
+            )
+
+    def scale_layout(self, spec: OptionalSpec) -> tuple[RowLayout | None, int]:
+        """Return where the scales of rows are, and the step from one block's scale to the next."""
+        if spec is None or prod(spec.shape) == 1:
+            return SINGLE_ROW, 0
+        groups, step, lead = self.rows.groups, spec.strides[-1], self.leading_axes
+        blocks = spec.shape[-1] // groups
+        of_groups = ((groups,), (blocks * step,)) if groups > 1 else ((), ())
+        shape = (*spec.shape[:lead], *of_groups[0], 1)
+        strides = (*spec.strides[:lead], *of_groups[1], 1)
+        rows = RowAxes(len(shape) - 1).layout(spec._replace(shape=shape, strides=strides))
+        return rows, step
+
     def expanded(self, spec: TensorSpec) -> TensorSpec:
         """Return the view of an operand that has x's shape; the stride of added axes is 0."""
         before = len(self.shape) - len(spec.shape)
@@ -184,6 +215,9 @@ class Geometry(CallGeometry):
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
     ) -> None:
+        if kind is Kind.SCALE:
+            self._check_scale(function, argument, spec, shape)
+            return
         axes = self.axes if kind is Kind.LIKE_X and shape == self.shape else WHOLE
         validate.output(function, argument, spec, shape, axes)
         if kind is Kind.STATISTIC:
@@ -198,6 +232,7 @@ def row_geometry(
     groups: int = 1,
     *,
     branch_gate: bool = False,
+    block: int | None = None,
 ) -> Geometry:
     """Return the geometry of x; a row is all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
@@ -223,4 +258,29 @@ def row_geometry(
             f"{function}: groups is {groups} and axis is {axis}, expected axis -1 with groups"
         )
     rows = RowShape(prod(shape[:leading_axes]), width // groups, groups)
-    return Geometry(shape, compute, leading_axes, rows, branch_gate)
+    if block is not None:
+        _check_blocks(function, rows.width, leading_axes == ndim - 1, compute)
+    return Geometry(shape, compute, leading_axes, rows, branch_gate, block)
+
+
+def _check_blocks(function: str, width: int, is_last_axis: bool, compute: DType) -> None:
+    """Check that rows may have scales of blocks: a warp then has all columns of a block."""
+    if not is_last_axis:
+        raise ValueError(f"{function}: block is given, expected axis -1 with it")
+    if width % BLOCK_STEP:
+        raise ValueError(
+            f"{function}: block is given for rows of {width} elements, expected a multiple of "
+            f"{BLOCK_STEP} elements"
+        )
+    if compute is FLOAT64:
+        raise TypeError(
+            f"{function}: block is given for float64, expected x and its residual stream in a "
+            "narrower type"
+        )
+
+
+def scale_shape(x_shape: Shape, leading_axes: int, groups: int, block: int | None) -> Shape:
+    """Return the shape of the scales of rows or, if they have blocks, of the blocks of each row."""
+    ones = (1,) * (len(x_shape) - leading_axes - 1)
+    blocks = 1 if block is None else -(-(x_shape[-1] // groups) // block)
+    return (*x_shape[:leading_axes], *ones, groups * blocks)

@@ -18,14 +18,15 @@ from cunorm._core.tensor import Arrays
 from cunorm.results import NormForward
 
 # The x of a backward is the new residual stream, if the forward had a stream.
+FORWARD_INPUTS = (
+    Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
+    Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("gate", Kind.LIKE_X, is_saved=True, has_gradient=True),
+    Operand("residual", Kind.LIKE_X, has_gradient=True),
+)
 TABLE = OperandTable(
-    inputs=(
-        Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
-        Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
-        Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
-        Operand("gate", Kind.LIKE_X, is_saved=True, has_gradient=True),
-        Operand("residual", Kind.LIKE_X, has_gradient=True),
-    ),
+    inputs=FORWARD_INPUTS,
     results=(
         Operand("y", Kind.LIKE_X, is_required=True, has_gradient=True),
         Operand(
@@ -150,6 +151,10 @@ class ForwardTypes(_RowTypes):
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
+
+    def written(self) -> list[DType | None]:
+        """Return the dtypes of the results that a CPU's stores may write past the caches."""
+        return [self.y]
 
 
 @dataclass(frozen=True)

@@ -33,21 +33,23 @@ from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
 
 
-def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
-    inputs, given = by_name(ForwardTypes, specs)
+def plan_forward(
+    spec: RowForwardSpec, specs: OptionalSpecs, kernel_type: type[RowKernel] = RowKernel
+) -> Plan:
+    types_of = kernel_type.forward_types
+    inputs, given = by_name(types_of, specs)
     x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
     compute = compute_type(x.dtype, dtypes.get("residual_out"))
     geometry = _geometry(spec, x, compute)
     spec.check_options(inputs)
-    check_inputs(spec.function, ForwardTypes, inputs, geometry)
+    check_inputs(spec.function, types_of, inputs, geometry)
     _check_given(spec, inputs, given)
-    results, outputs = check_results(spec, ForwardTypes, inputs, given, geometry)
-    operands, width = inputs | results, geometry.rows.width
+    results, outputs = check_results(spec, types_of, inputs, given, geometry)
+    operands, numbers = inputs | results, spec.numbers(geometry.rows.width)
     formula = spec.formula(inputs, x.dtype, compute)
-    types = ForwardTypes.from_specs(operands, compute, formula=formula)
-    numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
+    types = types_of.from_specs(operands, compute, formula=formula, **spec.build_fields(dtypes_of(operands)))
     parameters = {name: inputs[name] for name in PARAMETERS}
-    kernel = RowKernel(types, geometry, operands, numbers, function=spec.function, given=parameters)
+    kernel = kernel_type(types, geometry, operands, numbers, function=spec.function, given=parameters)
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
@@ -63,18 +65,19 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
-    is_branch = spec.gate_position == "branch"
-    return row_geometry(spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch)
+    is_branch, block = spec.gate_position == "branch", getattr(spec, "block", None)
+    return row_geometry(spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch, block=block)
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
     """Check that a forward computes all given results, and check their dtypes."""
     function, stream = spec.function, spec.residual_dtype or optional_dtype(inputs["residual"])
     if not spec.center:
-        validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
+        mean = given.get("mean")
+        validate.absent(function, "out.mean", mean, "without center there is no mean")
     if spec.streams is None:
         validate.absent(function, "out.residual", given["residual_out"], "there is no residual")
-    validate.agreed_dtype(function, "dtype", spec.dtype, spec.output_names[0], given["y"])
+    spec.check_given(inputs, given)
     of_stream = ("the new residual stream", stream, "out.residual", given["residual_out"])
     validate.agreed_dtype(function, *of_stream)
 
@@ -107,7 +110,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
         formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate round k * r
     formula = formula._replace(center=reads["mean"] is not None)
     types = BackwardTypes.from_specs(operands, compute, formula=formula)
-    numbers = (spec.scale(geometry.rows.width), spec.weight_offset)
+    numbers = (spec.k(geometry.rows.width), spec.weight_offset)
     kernel = RowKernel(
         *(types, geometry, operands, numbers),
         function=function,

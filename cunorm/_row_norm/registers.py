@@ -24,7 +24,11 @@ class Limits(NamedTuple):
     most_elements: int  # the most such elements, if no more threads can share the row
 
 
-LIMITS = {ForwardTypes: Limits(128, 32, 40, 64), BackwardTypes: Limits(256, 16, 16, 48)}
+_OF_FORWARD, _OF_BACKWARD = Limits(128, 32, 40, 64), Limits(256, 16, 16, 48)
+
+
+def limits_of(types: RowTypes) -> Limits:
+    return _OF_FORWARD if isinstance(types, ForwardTypes) else _OF_BACKWARD
 
 
 def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
@@ -51,7 +55,7 @@ def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> 
     more = elements * 0.5 if min(held) < 4 else 0  # operands are converted
     if pack <= 2:
         more += 8 + elements * 2
-    if elements * words > LIMITS[ForwardTypes].preferred_elements:
+    if elements * words > _OF_FORWARD.preferred_elements:
         elements += 14 // words
     return int(registers * words + more + elements * _of_element(types, pack))
 

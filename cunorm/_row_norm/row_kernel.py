@@ -20,6 +20,8 @@ _GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
 class RowKernel(Kernel[RowTypes, Geometry]):
     """A row norm's kernel with its operands."""
 
+    forward_types = ForwardTypes
+
     def __init__(
         self,
         types: RowTypes,
@@ -38,7 +40,8 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         if isinstance(types, BackwardTypes):
             types = self._with_segments(function, types, geometry, operands, given)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
-        self.branch = self.layouts.pop("branch", SINGLE_ROW)
+        # The layouts of operands in the base of `struct Arguments`.
+        self.base_layouts = {"branch": self.layouts.pop("branch", SINGLE_ROW)}
         self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]  # fields by name
         if isinstance(types, BackwardTypes) and types.dgate_sums:
             scalar = geometry.is_scalar(operands["gate"])
@@ -100,7 +103,8 @@ class RowKernel(Kernel[RowTypes, Geometry]):
     def row_layouts(self) -> list[RowLayout]:
         """Return the layouts of operands that the kernel finds by `ROW_AXES`."""
         types = self.types
-        found = [self.branch, *(self.layouts[name] for name in types.lines() if name not in _GATES)]
+        found = [*self.base_layouts.values()]
+        found += [self.layouts[name] for name in types.lines() if name not in _GATES]
         if not types.formula.branch_gate:  # else GATE_AXES is of the gate
             found.append(self.layouts["gate"])
         if isinstance(types, BackwardTypes) and types.dgate:  # else a sum, or absent
@@ -130,22 +134,24 @@ class RowKernel(Kernel[RowTypes, Geometry]):
     def args(self, sums: Offsets) -> KernelArgs:
         """Return the bytes of `struct Arguments`."""
         writer = ArgsWriter(self.slots)
-        if self.segments is not None:
-            self._write_segments(writer, self.segments, sums)
+        self.write_base(writer, sums)
         self.write_args(writer, sums)
         rows, width, groups = self.shape
         writer.sized(rows)
         writer.integers(groups, width)
         return writer.finish(numbers_of(self.types.compute, self.numbers))
 
-    def _write_segments(self, writer: ArgsWriter, segments: Segments, sums: Offsets) -> None:
-        """Write `struct SegmentArguments`."""
+    def write_base(self, writer: ArgsWriter, sums: Offsets) -> None:
+        """Write the base of `struct Arguments`: with segments, `struct SegmentArguments`."""
+        segments = self.segments
+        if segments is None:
+            return
         writer.integers(segments.number, *segments.first, *segments.inside)
         for name in ("dweight", "dbias"):
             writer.pointer(name if name in self.own else "")
             writer.integers(*SINGLE_ROW._replace(inner_stride=self.geometry.rows.width))
         writer.pointer("branch")
-        writer.integers(*self.branch)
+        writer.integers(*self.base_layouts["branch"])
         writer.pointers_into_workspace(sums[2:])
 
     def sums(self, sums_size: int) -> Offsets:
@@ -160,7 +166,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
     def access(self, alignments: Alignments) -> int:
         parameters = names_of(self.types.inputs, Kind.PARAMETER)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys((*parameters, *self.own), ())
-        layouts = self.layouts | self.parameter_layouts | {"branch": self.branch}
+        layouts = self.layouts | self.parameter_layouts | self.base_layouts
         if self.geometry.is_scalar(self._operands["gate"]):
             layouts = {n: one for n, one in layouts.items() if n not in ("gate", "dgate")}
         strides |= {name: RowLayout(*layout).strides for name, layout in layouts.items()}

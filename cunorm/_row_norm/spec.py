@@ -76,7 +76,7 @@ class RowNormSpec:
         """Return the keyword arguments that both directions of `normalize` take."""
         return {one.name: getattr(self, one.name) for one in fields(RowNormSpec)[1:]}
 
-    def scale(self, width: int) -> float:
+    def k(self, width: int) -> float:
         """Return the factor of the normalised row, k = c / sqrt(width)."""
         return 1.0 if self.c is None else self.c / math.sqrt(width)
 
@@ -119,10 +119,23 @@ class RowForwardSpec(RowNormSpec):
                 f"is what add_{self.function} adds to the stream"
             )
 
+    def check_given(self, inputs: Specs, given: Specs) -> None:
+        """Check the dtypes of results that options decide."""
+        name, *_ = self.output_names
+        validate.agreed_dtype(self.function, "dtype", self.dtype, name, given["y"])
+
+    def build_fields(self, dtypes: DTypes) -> dict[str, Any]:
+        """Return the fields of a build's types that operands do not decide."""
+        return {}
+
     @property
     def output_names(self) -> tuple[str, ...]:
         is_tuple = self.saves or self.streams
         return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
+
+    def numbers(self, width: int) -> tuple[float, ...]:
+        """Return the numbers in the kernel's arguments."""
+        return (self.k(width), self.mean_eps(width), self.weight_offset)
 
     def mean_eps(self, width: int) -> float:
         """Return the eps that is added to the mean of squares."""

@@ -12,8 +12,8 @@ from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 from cunorm._row_norm.registers import (
-    LIMITS,
     WARP,
+    limits_of,
     of_several,
     of_streamed,
     of_uneven,
@@ -78,7 +78,7 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
-    limits = LIMITS[type(types)]
+    limits = limits_of(types)
     few = max(pack, limits.preferred_elements * 4 // types.compute.itemsize)
     largest = features.largest_cluster if features.clusters else 1
     is_wide = min(types.held_itemsizes()) >= 4
@@ -102,7 +102,7 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
     lanes are busy. A team of one warp, which needs no barrier, may hold more. At least `least`
     blocks have room on a multiprocessor.
     """
-    limits = LIMITS[type(types)]
+    limits = limits_of(types)
     for threads_per_row in _TEAMS:
         elements, limit = _held(width, threads_per_row, pack), max(pack, most)
         if threads_per_row <= WARP:
@@ -129,7 +129,7 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int
         return None
     for blocks in _CLUSTERS if least > 1 else _CLUSTERS[::-1]:
         elements = _held(width, blocks * _CLUSTER_THREADS, pack)
-        if elements > LIMITS[type(types)].most_elements:
+        if elements > limits_of(types).most_elements:
             continue
         of_block = -(-width // (blocks * elements * WARP)) * WARP
         threads_per_row = blocks * of_block

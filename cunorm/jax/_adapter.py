@@ -99,11 +99,11 @@ class JaxAdapter(DLPackAdapter):
             memory = np.empty(spec.nbytes + _ALIGNMENT, np.uint8)
             start = -data_pointer(memory) % _ALIGNMENT
             data = memory[start : start + spec.nbytes]
-            buffer = data.view(f"=f{spec.dtype.itemsize}").reshape(spec.shape)
+            buffer = data.view(spec.dtype.host).reshape(spec.shape)
             pointer = data_pointer(buffer)
         else:
             with self.device_scope(spec.device):
-                buffer = cupy().empty(spec.shape, f"=f{spec.dtype.itemsize}")
+                buffer = cupy().empty(spec.shape, spec.dtype.host)
             pointer = buffer.data.ptr
         return new_view(pointer, spec, buffer, self)
 

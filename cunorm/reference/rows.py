@@ -18,11 +18,11 @@ Float64 = NDArray[np.float64]
 def round_to(values: Array, dtype: DTypeLike) -> Array:
     """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
 
-    `astype` does so, except that `ml_dtypes` rounds float64 to float32 and then to bfloat16. Here
-    the first of these steps rounds to odd, so that the second one rounds `values` correctly.
+    `astype` does so, except that `ml_dtypes` rounds float64 to float32 and then to its own types.
+    Here the first of these steps rounds to odd, so that the second one rounds `values` correctly.
     """
     dtype = np.dtype(dtype)
-    if dtype.name != "bfloat16" or values.dtype != np.float64:
+    if dtype.name in ("float16", "float32", "float64") or values.dtype != np.float64:
         return values.astype(dtype)
     single = np.asarray(values.astype(np.float32))
     inexact = single != values

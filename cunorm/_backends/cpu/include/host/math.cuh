@@ -27,6 +27,20 @@ inline C divided(C sum, C count) {
   return sum / count;
 }
 
+// Divides by one number several times.
+template <class C, bool is_given>
+struct Divisor {
+  C value;
+
+  Divisor() {}
+  explicit Divisor(C divisor) : value(divisor) {}
+
+  template <class V>
+  V quotient(V v) const {
+    return v / value;
+  }
+};
+
 template <class V>
 struct Element;
 template <>
