@@ -22,7 +22,14 @@ if TYPE_CHECKING:  # `__getattr__` imports these names when they are first used
     from cunorm._row_norm import *
     from cunorm._warmup import Warmup, warmup
     from cunorm._workspace import workspace_size
-    from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+    from cunorm.results import (
+        AddNorm,
+        GroupNormForward,
+        GroupNormGrads,
+        NormForward,
+        NormGrads,
+        QuantizedNorm,
+    )
 
 __version__ = "0.1.0"
 
@@ -34,6 +41,7 @@ __all__ = [
     "GroupNormGrads",
     "NormForward",
     "NormGrads",
+    "QuantizedNorm",
     "Warmup",
     "add_layer_norm",
     "add_normalize",
@@ -50,20 +58,26 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_forward",
+    "layer_norm_quantized",
     "normalize",
     "normalize_backward",
     "normalize_forward",
+    "normalize_quantized",
     "reference",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
+    "rms_norm_quantized",
     "set_num_threads",
     "warmup",
     "workspace_size",
 ]
 
 _MODULES = {  # the modules of all names but `reference` and those of `_row_norm`
-    "results": ("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
+    "results": (
+        *("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
+        "QuantizedNorm",
+    ),
     "_backends.cpu.threads": ("set_num_threads",),
     "_cache": ("CacheInfo", "Cleared", "cache_info", "clear_cache"),
     "_group_norm": ("group_norm", "group_norm_backward", "group_norm_forward", "instance_norm"),

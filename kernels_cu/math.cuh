@@ -96,9 +96,9 @@ __device__ inline C divided(C sum, C count) {
   return rest == rest ? fma(rest, inverse, quotient) : quotient;
 }
 
-// Divides by one number several times; quotients are rounded once, for divisors from 0 on. `lost` is
-// the error of `quotient`, which is exact unless the result is 0 or larger than any bound. If the
-// caller gives the divisor, it may be so small or so large that its inverse is infinite or 0.
+// Divides by one number several times; quotients are rounded once, for divisors from 0 on. `lost`
+// is the error of `quotient`, which is exact unless the result is 0 or larger than any bound. If
+// the caller gives the divisor, it may be so small or so large that its inverse is infinite or 0.
 template <class C, bool is_given>
 struct Divisor {
   static constexpr bool scales = is_given && sizeof(C) == sizeof(float);
@@ -106,7 +106,10 @@ struct Divisor {
 
   __device__ Divisor() {}
   __device__ explicit Divisor(C divisor)
-      : power(!scales ? C(1) : divisor < C(0x1p-64) ? C(0x1p64) : divisor > C(0x1p64) ? C(0x1p-64) : C(1)),
+      : power(!scales                ? C(1)
+              : divisor < C(0x1p-64) ? C(0x1p64)
+              : divisor > C(0x1p64)  ? C(0x1p-64)
+                                     : C(1)),
         value(divisor * power),
         inverse(1 / value) {}
 

@@ -18,11 +18,10 @@ struct Words {
   static constexpr int size = int(sizeof(T)), max_items = 16 / size;  // the most elements per word
   static constexpr int items = B::access <= max_items ? B::access : max_items;  // elements per word
   static constexpr int count = B::pack / items, bytes = items * size;
-  using Word =
-      either<bytes == 16, uint4,
-             either<bytes == 8, uint2,
-                    either<bytes == 4, unsigned,
-                           either<bytes == 2, unsigned short, unsigned char>>>>;
+  using Word = either<
+      bytes == 16, uint4,
+      either<bytes == 8, uint2,
+             either<bytes == 4, unsigned, either<bytes == 2, unsigned short, unsigned char>>>>;
   Word word[count];
 };
 

@@ -48,8 +48,8 @@ struct Quantization {
   using q_t = Q_T;
   using scale_t = SCALE_T;
   static constexpr bool quantizes = present<q_t>;
-  static constexpr bool gives_scale = GIVEN_SCALE;                       // the caller gives it
-  static constexpr int block = SCALE_BLOCK;                              // columns; 0: the row
+  static constexpr bool gives_scale = GIVEN_SCALE;  // the caller gives it
+  static constexpr int block = SCALE_BLOCK;         // columns; 0: the row
   static constexpr bool scales_rows = quantizes && !gives_scale && block == 0;
   static constexpr bool writes_y = WRITES_Y;
 };
@@ -120,7 +120,8 @@ __device__ inline typename B::scale_t scale_for(typename B::compute_t a) {
   if constexpr (same_type<typename B::scale_t, e8m0>) {
     using F = Bits<C>;
     const auto bits = same_bits<typename F::type>(a), exponent = bits >> F::fraction;
-    const bool is_above = (bits ^ exponent << F::fraction) > Q::largest_fraction << (F::fraction - 2);
+    const bool is_above = (bits ^ exponent << F::fraction) > Q::largest_fraction
+                                                                 << (F::fraction - 2);
     const auto code = exponent + is_above + (127 - F::bias - Q::largest_exponent);
     const bool is_known = a - a == 0 && code < 255;  // neither infinite nor NaN
     return {static_cast<unsigned char>(!is_known ? 255 : code < 0 ? 0 : code)};
@@ -165,9 +166,7 @@ struct RowScale {
 
   template <class Arguments, class Row>
   __device__ RowScale(const Arguments& arguments, const Row& row)
-      : scales(arguments.scale.at(row.index)),
-        step(arguments.scale_step),
-        bound(arguments.bound) {
+      : scales(arguments.scale.at(row.index)), step(arguments.scale_step), bound(arguments.bound) {
     if constexpr (B::gives_scale) {
       float given = float(C(arguments.given));
       if (arguments.scale.data != nullptr && row.exists) given = *scales;

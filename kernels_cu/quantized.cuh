@@ -100,7 +100,8 @@ struct ChunkResults {
     const auto of_blocks = warp_all_reduce<lanes, Max>(maxima);
     chunk.for_each_pack([&](auto at) {
       const bool is_first = at.live && at.column % B::block == 0;
-      store_pack(at, scale.of_block(of_blocks.item[at.index / turns], at.column / B::block, is_first));
+      store_pack(at,
+                 scale.of_block(of_blocks.item[at.index / turns], at.column / B::block, is_first));
     });
   }
 };

@@ -8,6 +8,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from cunorm._arrays import adapter
 from cunorm._arrays.adapter import ArrayAdapter, Signature, new_view
 from cunorm._core import tensor
@@ -68,11 +70,12 @@ class CupyAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         (shape, axes), dtype = adapter.in_memory_order(spec), numpy_dtype(spec.dtype)
-        empty = cupy().empty
+        empty, is_float8 = cupy().empty, dtype.name.startswith("float8")
 
         def allocate(model: object) -> Any:
             with self.device_scope(spec.device):
-                return empty(shape, dtype)
+                # CuPy makes no arrays of 8-bit floats, but its arrays can be viewed so.
+                return empty(shape, np.uint8).view(dtype) if is_float8 else empty(shape, dtype)
 
         return allocate if axes is None else lambda model: allocate(model).transpose(axes)
 

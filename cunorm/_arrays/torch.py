@@ -56,7 +56,13 @@ class TorchAdapter(ArrayAdapter):
             )
         pointer, device = _address_and_device(function, argument, array)
         dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
-        if dtype is None or dtype.name not in allowed(argument) or array.is_neg() or is_recorded or pointer % dtype.itemsize:
+        if (
+            dtype is None
+            or dtype.name not in allowed(argument)
+            or array.is_neg()
+            or is_recorded
+            or pointer % dtype.itemsize
+        ):
             raise _refusal(function, argument, array)
         if has_dual_level() and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(

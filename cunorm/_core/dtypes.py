@@ -84,7 +84,9 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
             f"machine's own: pass {argument}.astype('{name}')"
         )
     if name not in allowed(argument):
-        fix = dtype_hint(argument, name, getattr(numpy, "kind", ""), f"{argument}.astype('float32')")
+        fix = dtype_hint(
+            argument, name, getattr(numpy, "kind", ""), f"{argument}.astype('float32')"
+        )
         raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{fix}")
     _FROM_NUMPY[numpy] = ALL_DTYPES[name]
     return ALL_DTYPES[name]
@@ -96,7 +98,7 @@ def allowed(argument: str) -> dict[str, DType]:
 
 
 def dtype_hint(argument: str, name: str, kind: str, wide: str) -> str:
-    """Return the end of the error for a wrong dtype; `wide` is the expression of a float32 array."""
+    """Return the end of the error for a wrong dtype; `wide` is a float32 array."""
     if name.startswith("float8"):
         return pass_hint(argument, f"a dequantised array, {wide} * scale")
     return pass_hint(argument, wide) if kind in ("i", "u", "b") else ""
@@ -114,7 +116,7 @@ def parse_one_of(
     function: str, argument: str, spec: object, *, allowed: Mapping[str, DType]
 ) -> DType:
     name = _name(spec)
-    if name not in allowed:
+    if name is None or name not in allowed:
         got = repr(spec) if isinstance(spec, str) or name is None else name
         *others, last = allowed
         raise TypeError(f"{function}: {argument} is {got}, expected {', '.join(others)} or {last}")

@@ -29,6 +29,11 @@ class TorchDType(Protocol):
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTypeLike = DTypeName | np.dtype[Any] | type[np.generic] | TorchDType
 
+QuantizedDTypeName = Literal["float8_e4m3fn", "float8_e5m2", "int8"]
+QuantizedDType = QuantizedDTypeName | np.dtype[Any] | type[np.generic] | TorchDType
+ScaleDTypeName = Literal["float32", "float8_e8m0fnu"]
+ScaleDType = ScaleDTypeName | np.dtype[Any] | type[np.generic] | TorchDType
+
 Activation = Literal["identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh"]
 GatePosition = Literal["pre", "post", "branch"]
 Per = Literal["all", "sample", "row"]

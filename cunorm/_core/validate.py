@@ -150,9 +150,7 @@ def output(function: str, argument: str, spec: TensorSpec, shape: Shape, rows: R
     if rows.layout(spec) is None:
         several = "contiguous rows and at most three leading axes that no single stride walks"
         expected = "a contiguous array" if rows is WHOLE else several
-        raise ValueError(
-            f"{function}: {argument} has strides {spec.strides}, expected {expected}"
-        )
+        raise ValueError(f"{function}: {argument} has strides {spec.strides}, expected {expected}")
 
 
 def shape_of(function: str, argument: str, spec: TensorSpec, shape: Shape) -> None:

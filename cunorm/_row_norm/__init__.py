@@ -14,6 +14,11 @@ from cunorm._row_norm.normalize import (
     normalize_backward,
     normalize_forward,
 )
+from cunorm._row_norm.quantized import (
+    layer_norm_quantized,
+    normalize_quantized,
+    rms_norm_quantized,
+)
 from cunorm._row_norm.rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_forward
 
 __all__ = [
@@ -26,10 +31,13 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_forward",
+    "layer_norm_quantized",
     "normalize",
     "normalize_backward",
     "normalize_forward",
+    "normalize_quantized",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
+    "rms_norm_quantized",
 ]

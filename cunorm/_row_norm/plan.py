@@ -47,9 +47,13 @@ def plan_forward(
     results, outputs = check_results(spec, types_of, inputs, given, geometry)
     operands, numbers = inputs | results, spec.numbers(geometry.rows.width)
     formula = spec.formula(inputs, x.dtype, compute)
-    types = types_of.from_specs(operands, compute, formula=formula, **spec.build_fields(dtypes_of(operands)))
+    types = types_of.from_specs(
+        operands, compute, formula=formula, **spec.build_fields(dtypes_of(operands))
+    )
     parameters = {name: inputs[name] for name in PARAMETERS}
-    kernel = kernel_type(types, geometry, operands, numbers, function=spec.function, given=parameters)
+    kernel = kernel_type(
+        types, geometry, operands, numbers, function=spec.function, given=parameters
+    )
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
@@ -66,7 +70,9 @@ def plan_forward(
 
 def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
     is_branch, block = spec.gate_position == "branch", getattr(spec, "block", None)
-    return row_geometry(spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch, block=block)
+    return row_geometry(
+        spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch, block=block
+    )
 
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cunorm._core.build import ArgsWriter, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import Kind, Operand, OperandTable, Slot, Specs, type_macros
+from cunorm._core.operands import Kind, Operand, OperandTable, Slot, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets
 from cunorm._core.tensor import RowLayout, TensorSpec
 from cunorm._row_norm.geometry import Geometry
@@ -43,11 +43,10 @@ class QuantizedTypes(ForwardTypes):
         return tuple(name for name in super().lines() if name != "q")
 
     @classmethod
-    def from_specs(
-        cls, operands: Specs, compute: DType, *, rounded_y: DType, **fields: Any
-    ) -> "QuantizedTypes":
-        types = super().from_specs(operands, compute, **fields)
-        return replace(types, y=rounded_y, writes_y=operands["y"] is not None)
+    def from_specs(cls, operands: Specs, compute: DType, **scalars: Any) -> "QuantizedTypes":
+        y, rounded_y = operands["y"], scalars.pop("rounded_y")
+        types = super().from_specs(operands, compute, **scalars)
+        return replace(types, y=rounded_y, writes_y=y is not None)
 
     def written(self) -> list[DType | None]:
         return [self.y] if self.writes_y else []
@@ -80,9 +79,10 @@ class QuantizedKernel(RowKernel):
         self._scale_numbers = given, bound
         self._scale = "given_scale" if types.gives_scale else "scale"
         scale = operands[self._scale]
-        self._scale_layout, self._scale_step = geometry.scale_layout(scale)
-        if self._scale_layout is None:  # the scale is copied
-            self._scale_layout, self._scale_step = geometry.scale_layout(scale.dense())
+        layout, self._scale_step = geometry.scale_layout(scale)
+        if layout is None:  # the scale is copied
+            layout, self._scale_step = geometry.scale_layout(present(scale).dense())
+        self._scale_layout = present(layout)
         self.base_layouts = {"q": geometry.layout_of_input(operands["q"])}
 
     def _is_copied(self, slot: Slot, spec: TensorSpec) -> bool:

@@ -3,16 +3,45 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
+from cunorm._core.dtypes import dtype_of, numpy_dtype
+from cunorm._core.operands import arguments, present
 from cunorm._core.plan import OpDef
 from cunorm._row_norm.plan import plan_forward
 from cunorm._row_norm.quantized_kernel import TABLE, QuantizedKernel
 from cunorm._row_norm.quantized_spec import QUANTIZED_CHECKS, RowQuantizedSpec
+from cunorm.reference import normalize_forward, quantize, round_to
+from cunorm.reference.rows import store
+from cunorm.results import QuantizedNorm
 
 
 def _by_reference(spec: RowQuantizedSpec, arrays: Sequence[Any]) -> None:
-    raise NotImplementedError
+    inputs, results = arguments(TABLE.forward_inputs, TABLE.forward_results, arrays)
+    scale, stream = inputs.pop("scale"), results["residual"]
+    exact = normalize_forward(
+        **inputs,
+        residual_dtype=None if stream is None else stream.dtype,
+        eps=spec.mean_eps(prod(inputs["x"].shape[spec.axis :]) // spec.groups),
+        **spec.options(),
+    )
+    x, weight = (
+        None if one is None else dtype_of(spec.function, "x", one.dtype)
+        for one in (inputs["x"], inputs["weight"])
+    )
+    y_dtype = spec.own_dtype(present(x), weight)
+    q, found = quantize(
+        round_to(exact.y, numpy_dtype(y_dtype)),
+        dtype=spec.q_dtype.name,
+        scale=spec.scale if scale is None else scale,
+        block=spec.block,
+        scale_dtype=spec.scale_dtype.name,
+        absmax_bound=spec.absmax_bound,
+        axis=spec.axis,
+        groups=spec.groups,
+    )
+    store(results, QuantizedNorm(q, found, exact.y, exact.residual))
 
 
 ROW_QUANTIZED = OpDef(

@@ -12,13 +12,14 @@ import numpy as np
 
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, INT8, QUANTIZED, SCALES, DType, parse_one_of
-from cunorm._core.operands import DTypes, Specs, dtypes_of
+from cunorm._core.operands import DTypes, Specs, dtypes_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
 from cunorm._row_norm.geometry import scale_shape
 from cunorm._row_norm.spec import CHECKS, RowForwardSpec, Scalars
 from cunorm.results import QuantizedNorm
 
+_NO_ARRAYS = (Real, str)  # scales that are numbers, or an error
 BLOCKS = (32, 64, 128)  # columns
 _LEAST, _LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 _DEFAULTS = {"block": None, "scale_dtype": "float32", "absmax_bound": None}
@@ -37,7 +38,7 @@ class RowQuantizedSpec(RowForwardSpec):
 
     def y_dtype(self, dtypes: DTypes) -> DType:
         """Return the dtype to which y is rounded before it is quantised."""
-        return RowForwardSpec.result_dtypes(self, {**dtypes, "y": None})["y"]
+        return self.own_dtype(present(dtypes["x"]), dtypes["weight"])
 
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
         """Return the dtypes of the results that are written; a given scale is no result."""
@@ -124,9 +125,7 @@ def _block(function: str, argument: str, value: object) -> int | None:
 
 
 QUANTIZED_CHECKS: Checks = CHECKS | {
-    "q_dtype": lambda function, _, dtype: (
-        parse_one_of(function, "dtype", dtype, allowed=QUANTIZED)
-    ),
+    "q_dtype": lambda function, _, dtype: parse_one_of(function, "dtype", dtype, allowed=QUANTIZED),
     "scale": _given_scale,
     "block": _block,
     "scale_dtype": partial(parse_one_of, allowed=SCALES),
@@ -142,9 +141,9 @@ QuantizedOptions = tuple[object, object, object, object, object, object]
 def quantized_scalars(forward: Scalars, options: QuantizedOptions) -> Scalars:
     """Return the scalars of a call from those of its norm; an array as scale is none of them."""
     dtype, scale, *others = options
-    return (*forward, dtype, scale if is_number(scale) else None, *others)
+    return (*forward, dtype, scale if isinstance(scale, _NO_ARRAYS) else None, *others)
 
 
-def is_number(scale: object) -> bool:
-    """Return whether a given scale is a number, not an array."""
-    return isinstance(scale, (Real, str))  # a str is an error
+def array_or_none(scale: object) -> object:
+    """Return a given scale that is an array, or None."""
+    return None if isinstance(scale, _NO_ARRAYS) else scale

@@ -20,7 +20,7 @@ _GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
 class RowKernel(Kernel[RowTypes, Geometry]):
     """A row norm's kernel with its operands."""
 
-    forward_types = ForwardTypes
+    forward_types: type[ForwardTypes] = ForwardTypes
 
     def __init__(
         self,

@@ -97,13 +97,11 @@ class RowForwardSpec(RowNormSpec):
         y has the given array's dtype, else the spec's, else x's (promoted with weight's if rows are
         rounded before weight). The stream has the spec's, else residual's, else the given array's.
         """
-        x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
-        residual = dtypes["residual"]
+        x, residual = present(dtypes["x"]), dtypes["residual"]
         stream = self.residual_dtype or residual or dtypes["residual_out"]
         is_gated = self.gate_position == "branch"
         stream = x if is_gated and stream is None else stream
-        own = promoted(x, weight) if self.round_before_weight and weight else x
-        results = {"y": y or self.dtype or own}
+        results = {"y": dtypes["y"] or self.dtype or self.own_dtype(x, dtypes["weight"])}
         if stream is not None and (residual is not None or is_gated or stream is not x):
             results["residual_out"] = stream
         if self.saves:
@@ -118,6 +116,10 @@ class RowForwardSpec(RowNormSpec):
                 f"{self.function}: gate_position is 'branch', expected 'pre' or 'post': a branch "
                 f"is what add_{self.function} adds to the stream"
             )
+
+    def own_dtype(self, x: DType, weight: DType | None) -> DType:
+        """Return y's dtype if neither an option nor a given array decides it."""
+        return promoted(x, weight) if self.round_before_weight and weight else x
 
     def check_given(self, inputs: Specs, given: Specs) -> None:
         """Check the dtypes of results that options decide."""

@@ -15,13 +15,15 @@ from cunorm._core.plan import OpDef, OpSpec, Plan, SpecT, spec_from_json, spec_t
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
 
 Arrays = tuple[Array, ...]
 OptionalArrays = Sequence[Array | None]
 Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
-_OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_BACKWARD)}
+_ALL = (ROW_FORWARD, ROW_BACKWARD, ROW_QUANTIZED, GROUP_FORWARD, GROUP_BACKWARD)
+_OPS = {op.name: op for op in _ALL}
 
 
 class Call(NamedTuple):

@@ -36,12 +36,14 @@ from cunorm.reference.named import (
     rms_norm_backward,
     rms_norm_forward,
 )
+from cunorm.reference.quantized import dequantize, quantize
 from cunorm.reference.rows import round_to
 
 __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "dequantize",
     "group_norm",
     "group_norm_backward",
     "group_norm_forward",
@@ -55,6 +57,7 @@ __all__ = [
     "normalize",
     "normalize_backward",
     "normalize_forward",
+    "quantize",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",

@@ -71,7 +71,7 @@ def quantize(
         result = np.asarray(scale, np.float32)
         each = result.astype(compute)
         each = each if each.size == 1 else each.reshape(*lead, -1, 1)
-    quotient = wide * (1 / each) if dtype == "int8" else wide / each
+    quotient = wide * np.reciprocal(each) if dtype == "int8" else wide / each
     return _rounded(quotient, dtype).reshape(y.shape), result
 
 
@@ -93,7 +93,8 @@ def _scales(
         a = np.where(a > a.dtype.type(bound), a.dtype.type(bound), a)
     largest, least = _FORMATS[dtype]
     if scale_dtype == "float32":
-        return np.maximum((a / a.dtype.type(largest)).astype(np.float32), np.float32(least))
+        found = (a / a.dtype.type(largest)).astype(np.float32)
+        return np.asarray(np.maximum(found, np.float32(least)))
     return _powers_of_two(a, largest)
 
 
@@ -104,7 +105,7 @@ def _powers_of_two(a: Array, largest: float) -> Array:
     power = np.where(a > 0, exponent - own_exponent + (fraction > own_fraction), -127)
     is_known = np.isfinite(a) & (power <= 127)
     codes = np.where(is_known, np.maximum(power, -127) + 127, 255)
-    return codes.astype(np.uint8).view(np.dtype("float8_e8m0fnu"))
+    return np.asarray(codes.astype(np.uint8).view(np.dtype("float8_e8m0fnu")))
 
 
 def _rounded(values: Array, dtype: str) -> Array:

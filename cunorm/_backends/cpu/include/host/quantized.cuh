@@ -45,9 +45,8 @@ struct ChunkResults {
   template <class At, class Y>
   void put(At at, Y& y) {
     C* const pack = kept + (at.column - first);
-    for_each_item<B>(at, [&](auto item) {
-      simd::store_bits(pack + item.index * lanes, stored<B>(y, item));
-    });
+    for_each_item<B>(
+        at, [&](auto item) { simd::store_bits(pack + item.index * lanes, stored<B>(y, item)); });
     if constexpr (B::writes_y) y.store(at);
   }
   template <class Chunk>
@@ -81,7 +80,8 @@ struct ChunkResults {
     auto largest = Max::identity<Item<B>>();
     for_each_vector(column, last, [&](index_t, int count, Item<B> v) {
       const auto magnitude = math::fabs(v);
-      largest = Max::of(largest, count == lanes ? magnitude : simd::first_elements(magnitude, count, largest));
+      largest = Max::of(
+          largest, count == lanes ? magnitude : simd::first_elements(magnitude, count, largest));
     });
     return simd::reduce<Max>(largest);
   }
