@@ -24,6 +24,12 @@ struct Max {
   static __device__ V of(V a, V b) {
     return (a > b) | (a != a) ? a : b;
   }
+#if __CUDA_ARCH__ >= 800
+  static __device__ float of(float a, float b) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
+    return a;
+  }
+#endif
 };
 
 // A pack of identities, with which reductions begin.

@@ -18,6 +18,7 @@
 #define SCALE_T absent
 #define SCALE_BLOCK 0
 #define GIVEN_SCALE false
+#define ABSMAX_BOUND false
 #define WRITES_Y true
 #endif
 
@@ -49,7 +50,8 @@ struct Quantization {
   using scale_t = SCALE_T;
   static constexpr bool quantizes = present<q_t>;
   static constexpr bool gives_scale = GIVEN_SCALE;  // the caller gives it
-  static constexpr int block = SCALE_BLOCK;         // columns; 0: the row
+  static constexpr bool is_bounded = ABSMAX_BOUND;
+  static constexpr int block = SCALE_BLOCK;  // columns; 0: the row
   static constexpr bool scales_rows = quantizes && !gives_scale && block == 0;
   static constexpr bool writes_y = WRITES_Y;
 };
@@ -119,15 +121,17 @@ __device__ inline typename B::scale_t scale_for(typename B::compute_t a) {
   using Q = typename B::q_t;
   if constexpr (same_type<typename B::scale_t, e8m0>) {
     using F = Bits<C>;
-    const auto bits = same_bits<typename F::type>(a), exponent = bits >> F::fraction;
-    const bool is_above = (bits ^ exponent << F::fraction) > Q::largest_fraction
+    using I = typename F::type;
+    const I bits = same_bits<I>(a), exponent = bits >> F::fraction;
+    const bool is_above = (bits ^ exponent << F::fraction) > I(Q::largest_fraction)
                                                                  << (F::fraction - 2);
-    const auto code = exponent + is_above + (127 - F::bias - Q::largest_exponent);
+    const I code = exponent + is_above + (127 - F::bias - Q::largest_exponent);
     const bool is_known = a - a == 0 && code < 255;  // neither infinite nor NaN
     return {static_cast<unsigned char>(!is_known ? 255 : code < 0 ? 0 : code)};
   } else {
     const float scale = convert<float>(math::divided(a, C(Q::largest)));
-    return scale < Q::least_scale ? Q::least_scale : scale;  // a NaN stays
+    constexpr float least = Q::least_scale;
+    return scale < least ? least : scale;  // a NaN stays
   }
 }
 
@@ -137,7 +141,7 @@ struct Divisor {
   using C = typename B::compute_t;
   using Q = typename B::q_t;
   static constexpr bool multiplies = same_type<Q, s8> || same_type<typename B::scale_t, e8m0>;
-  either<multiplies, C, math::Divisor<C, B::gives_scale>> factor;
+  either<multiplies, C, math::Divisor<C, typename B::y_t, B::gives_scale || B::is_bounded>> factor;
 
   __device__ Divisor() {}
   __device__ explicit Divisor(float scale) : factor(multiplies ? 1 / C(scale) : C(scale)) {}
@@ -175,7 +179,8 @@ struct RowScale {
   }
   // Returns the divisor for the largest |y| of a block, and stores the scale if `is_first`.
   __device__ Divisor<B> of_block(C a, index_t block, bool is_first) const {
-    const auto scale = scale_for<B>(a > bound ? bound : a);
+    if constexpr (B::is_bounded) a = a > bound ? bound : a;
+    const auto scale = scale_for<B>(a);
     if (is_first) scales[block * step] = scale;
     return Divisor<B>(scale);
   }

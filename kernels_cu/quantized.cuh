@@ -5,47 +5,102 @@
 #include "quantization.cuh"
 #include "row.cuh"
 
-// Returns y at an item, as it is stored.
-template <class B, class Y>
-__device__ inline Item<B> stored(const Y& y, ItemAt item) {
-  return read<B>(y.value, item);
+// Returns the larger magnitudes of two pairs of numbers, with any signs, or NaN.
+__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, fp16) {
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  return a;
 }
+__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, bf16) {
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+  return a;
+}
+
+// The largest |y| of a thread's packs, as a reduction of a team.
+template <class B>
+struct Magnitudes {
+  using Operation = Max;
+  using C = typename B::compute_t;
+  using T = typename B::y_t;
+  Pack<T, B::pack> largest = {};
+
+  template <class Y>
+  __device__ void add(const PackAt<B>& at, const Y& y) {
+    if (!at.live) return;
+    if constexpr (sizeof(T) == 2 && B::pack % 2 == 0) {
+      Pack<unsigned, B::pack / 2> all, own;
+      memcpy(&all, &largest, sizeof(all));
+      memcpy(&own, &y.value, sizeof(own));
+      unrolled<B::pack / 2>(
+          [&](int i) { all.item[i] = larger_magnitudes(all.item[i], own.item[i], T()); });
+      memcpy(&largest, &all, sizeof(all));
+    } else {
+      unrolled<B::pack>([&](int i) {
+        const C a = convert<C>(largest.item[i]), b = convert<C>(y.value.item[i]);
+        largest.item[i] = convert<T>(Max::of(a, math::fabs(b)));
+      });
+    }
+  }
+  __device__ C result() const {
+    C found = 0;
+    if constexpr (sizeof(T) == 2 && B::pack % 2 == 0) {
+      Pack<unsigned, B::pack / 2> all;
+      memcpy(&all, &largest, sizeof(all));
+      unrolled<B::pack / 2, 1>(
+          [&](int i) { all.item[0] = larger_magnitudes(all.item[0], all.item[i], T()); });
+      const Pack<T, 2> pair = same_bits<Pack<T, 2>>(all.item[0]);
+      return Max::of(math::fabs(convert<C>(pair.item[0])), math::fabs(convert<C>(pair.item[1])));
+    }
+    unrolled<B::pack>(
+        [&](int i) { found = Max::of(found, math::fabs(convert<C>(largest.item[i]))); });
+    return found;
+  }
+};
 
 #if __CUDA_ARCH__ >= 890
-__device__ inline unsigned short coded_pair(float low, float high, e4m3) {
-  unsigned short codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-__device__ inline unsigned short coded_pair(float low, float high, e5m2) {
-  unsigned short codes;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  return codes;
-}
-inline constexpr bool has_pairs = true;
+inline constexpr bool has_float8 = true;
 #else
-template <class Q>
-__device__ inline unsigned short coded_pair(float, float, Q);
-inline constexpr bool has_pairs = false;
+inline constexpr bool has_float8 = false;
 #endif
 
-// Returns the codes of quotients, by instructions for float.
+// Returns the codes of four quotients, the first in the lowest byte.
+template <class Q>
+__device__ inline unsigned coded_word(const float* v) {
+  unsigned codes;
+#define CODES(TYPE)               \
+  asm("{.reg .b16 low, high;\n\t" \
+      "cvt.rn.satfinite." TYPE    \
+      "x2.f32 low, %2, %1;\n\t"   \
+      "cvt.rn.satfinite." TYPE    \
+      "x2.f32 high, %4, %3;\n\t"  \
+      "mov.b32 %0, {low, high};}" \
+      : "=r"(codes)               \
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]))
+  if constexpr (same_type<Q, e4m3>)
+    CODES("e4m3");
+  else
+    CODES("e5m2");
+#undef CODES
+  return codes;
+}
+
+// Returns the codes of quotients. From compute capability 8.9 on, instructions make those of
+// floats.
 template <class Q, class C, int n>
 __device__ inline Pack<Q, n> coded(const Pack<C, n>& v) {
   constexpr bool is_float = same_type<C, float>;
   Pack<Q, n> out;
-  if constexpr (has_pairs && is_float && !same_type<Q, s8> && n % 2 == 0)
-    unrolled<n / 2>([&](int i) {
-      const auto codes = coded_pair(v.item[2 * i], v.item[2 * i + 1], Q());
-      memcpy(&out.item[2 * i], &codes, sizeof(codes));
-    });
-  else
+  if constexpr (has_float8 && is_float && !same_type<Q, s8> && n % 4 == 0) {
+    Pack<unsigned, n / 4> words;
+    unrolled<n / 4>([&](int i) { words.item[i] = coded_word<Q>(v.item + 4 * i); });
+    memcpy(&out, &words, sizeof(out));
+  } else {
     unrolled<n>([&](int i) {
       if constexpr (is_float && same_type<Q, s8>)
         out.item[i].bits = min(max(__float2int_rn(v.item[i]), -127), 127);  // NaN becomes 0
       else
         out.item[i].bits = code_of<Q>(v.item[i]);
     });
+  }
   return out;
 }
 
@@ -55,7 +110,9 @@ struct ChunkResults {
   using Q = typename B::q_t;
   RowScale<B> scale;
   Q* q;
-  Pack<typename B::y_t, B::pack> y[B::packs];
+  struct {
+    Pack<typename B::y_t, B::pack> value;
+  } y[B::packs];
 
   template <class Arguments>
   __device__ ChunkResults(const Arguments& arguments, const Row<B>& row, const RowScale<B>& scale)
@@ -66,7 +123,7 @@ struct ChunkResults {
   template <class Y>
   __device__ void put(const PackAt<B>& at, Y& result) {
     if constexpr (B::writes_y) result.store(at);
-    y[at.index] = result.value;
+    y[at.index].value = result.value;
   }
   // Stores q and the scales of the chunk.
   __device__ void store(const Chunk<B>& chunk) {
@@ -80,7 +137,7 @@ struct ChunkResults {
   __device__ void store_pack(const PackAt<B>& at, const Divisor<B>& divisor) const {
     Items<B> quotients;
     for_each_item<B>(at, [&](auto item) {
-      quotients.item[item.index] = divisor.quotient(read<B>(y[at.index], item));
+      quotients.item[item.index] = divisor.quotient(read<B>(y[at.index].value, item));
     });
     store_where<B>(at.live, q + at.column, coded<Q>(quotients));
   }
@@ -90,13 +147,11 @@ struct ChunkResults {
     constexpr int packs = B::block / B::pack, threads = Team<B>::threads;
     constexpr int lanes = packs < threads ? packs : threads, turns = packs / lanes;
     static_assert(B::block % B::pack == 0 && packs <= 32, "a warp has a block");
-    FilledPack<Max, C, (B::packs + turns - 1) / turns> maxima;
-    chunk.for_each_pack([&](auto at) {
-      for_each_item<B>(at, [&](auto item) {
-        const C v = clear_outside<B, Max>(math::fabs(read<B>(y[at.index], item)), item);
-        maxima.item[at.index / turns] = Max::of(maxima.item[at.index / turns], v);
-      });
-    });
+    constexpr int blocks = (B::packs + turns - 1) / turns;
+    Magnitudes<B> of_thread[blocks];
+    chunk.for_each_pack([&](auto at) { of_thread[at.index / turns].add(at, y[at.index]); });
+    Pack<C, blocks> maxima;
+    unrolled<blocks>([&](int i) { maxima.item[i] = of_thread[i].result(); });
     const auto of_blocks = warp_all_reduce<lanes, Max>(maxima);
     chunk.for_each_pack([&](auto at) {
       const bool is_first = at.live && at.column % B::block == 0;

@@ -44,7 +44,10 @@ struct RowReduction {
   using C = typename B::compute_t;
   Accumulator<Op, C> chunks;
 
-  __device__ void add(ItemReduction<B, Op>& chunk) { chunks.add(chunk.result()); }
+  template <class Reduction>
+  __device__ void add(Reduction& chunk) {
+    chunks.add(chunk.result());
+  }
   __device__ C result() const { return chunks.value; }
 };
 template <class B>

@@ -42,7 +42,7 @@ struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   Rows<typename B::residual_out_t> residual_out;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
-  C *mean, *rstd;               // null if not wanted
+  C *mean, *rstd;               // null if not wanted, as they are for a quantised result
   index_t rows, groups, width;  // rows of each group
   Number<C> k, eps, weight_offset;
 };
@@ -123,7 +123,7 @@ struct ForwardRow {
   __device__ void find_factors(const Arguments<B>& arguments, const Row<B>& row, bool is_first) {
     const C rstd = math::reciprocal_root(variance + C(arguments.eps));
     k_rstd = C(arguments.k) * rstd;
-    if (!row.exists || !is_first) return;
+    if (B::quantizes || !row.exists || !is_first) return;
     if (arguments.mean != nullptr) arguments.mean[row.index] = shift + correction;
     if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
   }
@@ -144,14 +144,6 @@ struct ForwardRow {
     return output;
   }
 };
-
-// Adds the |y| of a pack to a maximum.
-template <class B, class At, class Y>
-__device__ inline void add_magnitudes(ItemReduction<B, Max>& largest, At at, const Y& y) {
-  for_each_item<B>(at, [&](auto item) {
-    largest.add(item, clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item));
-  });
-}
 
 // Processes a held row. `place` says where it lies, and which columns are the thread's. A thread
 // holds its packs of all operands in registers. It waits for the other threads in `all_reduce`: at
@@ -205,11 +197,11 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   row.find_factors(arguments, place, team.thread() == 0);
 
   // Store.
-  ItemReduction<B, Max> largest;
+  Magnitudes<B> largest;
   ChunkResults<B> results(arguments, place, scale);
   columns.for_each_pack([&](auto at) {
     auto y = row.make_y(at, p[at.index]);
-    if constexpr (B::scales_rows) add_magnitudes<B>(largest, at, y);
+    if constexpr (B::scales_rows) largest.add(at, y);
     results.put(at, y);
   });
   if constexpr (B::scales_rows)

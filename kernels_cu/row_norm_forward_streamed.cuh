@@ -123,8 +123,8 @@ __device__ inline void find_scale(Team<B>& team, StreamedForwardRow<B>& row,
                                   const StreamedRow<B>& place) {
   RowReduction<B, Max> largest;
   place.for_each_chunk([&](const auto& chunk) {
-    ItemReduction<B, Max> of_chunk;
-    row.for_each_y(chunk, [&](auto at, const auto& y) { add_magnitudes<B>(of_chunk, at, y); });
+    Magnitudes<B> of_chunk;
+    row.for_each_y(chunk, [&](auto at, const auto& y) { of_chunk.add(at, y); });
     largest.add(of_chunk);
   });
   row.scale.find(team.all_reduce(largest).item[0], place.exists && team.thread() == 0);

@@ -35,6 +35,7 @@ class QuantizedTypes(ForwardTypes):
     scale: DType
     gives_scale: bool
     block: int  # columns; 0: the row has one scale
+    is_bounded: bool
     writes_y: bool = False
 
     @classmethod
@@ -57,6 +58,7 @@ class QuantizedTypes(ForwardTypes):
             *type_macros(self, "scale"),
             ("SCALE_BLOCK", str(self.block)),
             ("GIVEN_SCALE", cuda_bool(self.gives_scale)),
+            ("ABSMAX_BOUND", cuda_bool(self.is_bounded)),
             ("WRITES_Y", cuda_bool(self.writes_y)),
         )
 

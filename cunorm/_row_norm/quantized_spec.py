@@ -64,6 +64,7 @@ class RowQuantizedSpec(RowForwardSpec):
             "scale": self.scale_dtype,
             "gives_scale": self.gives_scale(dtypes),
             "block": self.block or 0,
+            "is_bounded": self.absmax_bound is not None,
         }
 
     def gives_scale(self, operands: Mapping[str, object]) -> bool:

@@ -19,6 +19,18 @@ inline Item<B> stored(const Y& y, At item) {
   return rounded_to<B, typename B::y_t>(y.value.item[item.slot]);
 }
 
+// The largest |y| of a run.
+template <class B>
+struct Magnitudes : ItemReduction<B, Max> {
+  template <class At, class Y>
+  void add(At at, const Y& y) {
+    for_each_item<B>(at, [&](auto item) {
+      const auto magnitude = clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item);
+      ItemReduction<B, Max>::add(item, magnitude);
+    });
+  }
+};
+
 // Takes the y of a row's chunks, keeps it until it has whole blocks of columns, and stores their q.
 template <class B, bool = B::quantizes>
 struct ChunkResults {
