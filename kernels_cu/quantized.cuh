@@ -5,7 +5,8 @@
 #include "quantization.cuh"
 #include "row.cuh"
 
-// Returns the larger magnitudes of two pairs of numbers, with any signs, or NaN.
+// Returns the larger magnitudes of two pairs of numbers of 16 bits, or NaN, with any signs.
+#if __CUDA_ARCH__ >= 860
 __device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, fp16) {
   asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
   return a;
@@ -14,6 +15,16 @@ __device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, bf16) {
   asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
   return a;
 }
+#else
+__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, fp16) {
+  const auto at = [](unsigned v) { return __habs2(same_bits<__half2>(v)); };
+  return same_bits<unsigned>(__hmax2_nan(at(a), at(b)));
+}
+__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, bf16) {
+  const auto at = [](unsigned v) { return __habs2(same_bits<__nv_bfloat162>(v)); };
+  return same_bits<unsigned>(__hmax2_nan(at(a), at(b)));
+}
+#endif
 
 // The largest |y| of a thread's packs, as a reduction of a team.
 template <class B>

@@ -24,9 +24,9 @@ template <class B>
 struct Magnitudes : ItemReduction<B, Max> {
   template <class At, class Y>
   void add(At at, const Y& y) {
+    ItemReduction<B, Max>& items = *this;
     for_each_item<B>(at, [&](auto item) {
-      const auto magnitude = clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item);
-      ItemReduction<B, Max>::add(item, magnitude);
+      items.add(item, clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item));
     });
   }
 };
