@@ -13,7 +13,7 @@ from typing import Any, get_args
 _INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
 try:
     from cunorm import __version__, _cache, _info
-    from cunorm._core.dtypes import DTYPES
+    from cunorm._core.dtypes import DTYPES, QUANTIZED, SCALES
     from cunorm._core.types import GatePosition
     from cunorm._core.validate import ACTIVATIONS
     from cunorm._group_norm.builds import LAYOUTS
@@ -154,7 +154,13 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
         default = "row" if name == "gate" else "all"
         what = f"what has its own row of it: {', '.join(allowed)}; by default {default}"
         add(f"{name}-per", what, _SEVERAL, choices=allowed, metavar="PER")
-    add("y-dtype", "of y and dy", _SEVERAL | _DTYPE, dest="dtype")
+    of_y = {"choices": DTYPES | QUANTIZED, "metavar": "DTYPE"}
+    add("y-dtype", "of y and dy, or of q", _SEVERAL | of_y, dest="dtype")
+    add("scale", "of quantised norms: calls give it; any number", _SEVERAL, type=float)
+    add("block", "of quantised norms: columns with one scale", _SEVERAL, type=int)
+    add("scale-dtype", "of quantised norms", _SEVERAL, choices=SCALES)
+    add("absmax-bound", "of quantised norms: calls give it; any number", _SEVERAL, type=float)
+    add("return-y", "of quantised norms: y is a result, too", _FLAG)
     add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)
     add("center", "of normalize: the mean is subtracted", _FLAG)
     add("groups", "of each row", _SEVERAL, type=int)

@@ -4,7 +4,7 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 import time
-from collections.abc import Iterator, Set, ValuesView
+from collections.abc import Iterator, Mapping, Set, ValuesView
 from contextlib import nullcontext
 from inspect import signature
 from itertools import product
@@ -18,7 +18,7 @@ from cunorm._backends.cpu.threads import available_cores
 from cunorm._backends.pool import compile_concurrently, progress_bar
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
-from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
+from cunorm._core.dtypes import DTYPES, QUANTIZED, DType, parse_dtype, parse_one_of
 from cunorm._core.tensor import CPU, Device
 from cunorm._core.types import (
     Activation,
@@ -28,6 +28,8 @@ from cunorm._core.types import (
     Layout,
     Needs,
     Per,
+    QuantizedDType,
+    ScaleDType,
     Several,
 )
 from cunorm._group_norm.builds import LAYOUTS, group_builds
@@ -68,8 +70,13 @@ def warmup(
     weight_per: Several[Per] = "all",
     bias_per: Several[Per] = "all",
     gate_per: Several[GatePer] = "row",
-    dtype: Several[DTypeLike | None] = None,
+    dtype: Several[DTypeLike | QuantizedDType | None] = None,
     residual_dtype: Several[DTypeLike | None] = None,
+    scale: Several[float | None] = None,
+    block: Several[int | None] = None,
+    scale_dtype: Several[ScaleDType] = "float32",
+    absmax_bound: Several[float | None] = None,
+    return_y: Several[bool] = False,
     center: Several[bool] = False,
     groups: Several[int] = 1,
     weight_offset: Several[float] = 0.0,
@@ -120,7 +127,11 @@ def warmup(
         The same for a gate; of a gate on the branch, "sample scalar" and "row scalar" are a number
         for each sample or row.
     dtype, residual_dtype : dtype, optional
-        The dtype of y and dy, and that of the new residual stream; by default the forward's choice.
+        The dtype of y and dy, or of q, and that of the new residual stream; by default the
+        function's choice.
+    scale, block, scale_dtype, absmax_bound, return_y : optional
+        As quantised norms take them. Of `scale` and `absmax_bound` it only matters whether they are
+        given; an array as scale has the build of a number.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
         As the row norms take them. Of `weight_offset` it only matters whether it is 0.
     num_groups, activation : int, and str or None
@@ -292,14 +303,21 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
     _check_sharing(name, options, {one for one in PERS if parsed[one] is not None})
     parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
-        dtype = parse_optional_dtype(FUNCTION, one, options[one])
-        parsed[one] = dtype and dtype.name
+        is_q = one == "dtype" and name.endswith("_quantized")
+        parsed[one] = _dtype_name(one, options[one], QUANTIZED if is_q else DTYPES)
     if name in _group_norm.__all__:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
         parsed["positions"] = _positive("positions", options["positions"])
         validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
     return {**options, **parsed, "x": x}
+
+
+def _dtype_name(option: str, value: object, allowed: Mapping[str, DType]) -> str | None:
+    """Return the name of a result's dtype; without a value, None or the default of q."""
+    if value is None:
+        return next(iter(QUANTIZED)) if allowed is QUANTIZED else None
+    return parse_one_of(FUNCTION, option, value, allowed=allowed).name
 
 
 def _check_sharing(name: str, options: Options, given: set[str]) -> None:

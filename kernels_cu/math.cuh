@@ -110,7 +110,6 @@ struct Divisor {
   static constexpr bool has_power = is_given && is_float;
   C power, divisor, inverse, rest;
 
-  __device__ Divisor() {}
   __device__ explicit Divisor(C given) : divisor(given) {
     if constexpr (has_power) {
       power = given < C(0x1p-64) ? C(0x1p64) : given > C(0x1p64) ? C(0x1p-64) : C(1);

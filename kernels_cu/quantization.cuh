@@ -143,7 +143,6 @@ struct Divisor {
   static constexpr bool multiplies = same_type<Q, s8> || same_type<typename B::scale_t, e8m0>;
   either<multiplies, C, math::Divisor<C, typename B::y_t, B::gives_scale || B::is_bounded>> factor;
 
-  __device__ Divisor() {}
   __device__ explicit Divisor(float scale) : factor(multiplies ? 1 / C(scale) : C(scale)) {}
   __device__ explicit Divisor(e8m0 scale) {
     using I = typename Bits<C>::type;
@@ -159,32 +158,31 @@ struct Divisor {
   }
 };
 
-// Where the scales of a row are; its own scale, if it has one.
+// The scales of a row: its own if it has one, and where those of blocks are stored.
 template <class B, bool = B::quantizes>
 struct RowScale {
   using C = typename B::compute_t;
-  typename B::scale_t* scales;
-  index_t step;
-  C bound;
-  Divisor<B> divisor;
+  using T = typename B::scale_t;
+  const QuantizedArguments<B>& arguments;
+  index_t row;
+  T own;
 
-  template <class Arguments, class Row>
-  __device__ RowScale(const Arguments& arguments, const Row& row)
-      : scales(arguments.scale.at(row.index)), step(arguments.scale_step), bound(arguments.bound) {
+  template <class Row>
+  __device__ RowScale(const QuantizedArguments<B>& arguments, const Row& place)
+      : arguments(arguments), row(place.index) {
     if constexpr (B::gives_scale) {
-      float given = float(C(arguments.given));
-      if (arguments.scale.data != nullptr && row.exists) given = *scales;
-      divisor = Divisor<B>(given);
+      own = float(C(arguments.given));
+      if (arguments.scale.data != nullptr && place.exists) own = *arguments.scale.at(row);
     }
   }
-  // Returns the divisor for the largest |y| of a block, and stores the scale if `is_first`.
-  __device__ Divisor<B> of_block(C a, index_t block, bool is_first) const {
-    if constexpr (B::is_bounded) a = a > bound ? bound : a;
-    const auto scale = scale_for<B>(a);
-    if (is_first) scales[block * step] = scale;
-    return Divisor<B>(scale);
+  // Returns the scale for a, the largest |y| of a block. Stores the scale if `is_first`.
+  __device__ T of_block(C a, index_t block, bool is_first) const {
+    if constexpr (B::is_bounded) a = a > C(arguments.bound) ? C(arguments.bound) : a;
+    const T scale = scale_for<B>(a);
+    if (is_first) arguments.scale.at(row)[block * arguments.scale_step] = scale;
+    return scale;
   }
-  __device__ void find(C a, bool is_first) { divisor = of_block(a, 0, is_first); }
+  __device__ void find(C a, bool is_first) { own = of_block(a, 0, is_first); }
 };
 template <class B>
 struct RowScale<B, false> {

@@ -138,10 +138,12 @@ struct ChunkResults {
   }
   // Stores q and the scales of the chunk.
   __device__ void store(const Chunk<B>& chunk) {
-    if constexpr (B::block == 0)
-      chunk.for_each_pack([&](auto at) { store_pack(at, scale.divisor); });
-    else
+    if constexpr (B::block > 0) {
       store_blocks(chunk);
+    } else {
+      const Divisor<B> divisor(scale.own);
+      chunk.for_each_pack([&](auto at) { store_pack(at, divisor); });
+    }
   }
 
  private:
@@ -166,8 +168,8 @@ struct ChunkResults {
     const auto of_blocks = warp_all_reduce<lanes, Max>(maxima);
     chunk.for_each_pack([&](auto at) {
       const bool is_first = at.live && at.column % B::block == 0;
-      store_pack(at,
-                 scale.of_block(of_blocks.item[at.index / turns], at.column / B::block, is_first));
+      const C a = of_blocks.item[at.index / turns];
+      store_pack(at, Divisor<B>(scale.of_block(a, at.column / B::block, is_first)));
     });
   }
 };

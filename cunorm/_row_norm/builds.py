@@ -8,11 +8,19 @@ from cunorm._core.build import KernelBuild
 from cunorm._core.calls import backward_specs
 from cunorm._core.operands import arguments, present
 from cunorm._core.plan import Plan
-from cunorm._core.tensor import Device, Shape, optional_contiguous, optional_dtype
+from cunorm._core.tensor import (
+    Device,
+    OptionalSpec,
+    Shape,
+    optional_contiguous,
+    optional_dtype,
+)
 from cunorm._dispatch.loading import launches_of
 from cunorm._row_norm.cpu_launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
-from cunorm._row_norm.spec import RowOptions, backward_scalars, forward_scalars
+from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
+from cunorm._row_norm.quantized_spec import QUANTIZED_OPTIONS, quantized_scalars
+from cunorm._row_norm.spec import RowOptions, Scalars, backward_scalars, forward_scalars
 
 FUNCTION = "warmup"  # the name of the function in errors
 Options = dict[str, Any]
@@ -28,7 +36,8 @@ def row_builds(
     builds. `options` has scalars, the dtype of x, and the dtypes of other operands, None for an
     absent operand.
     """
-    plan_of = backward_plan if name.endswith("_backward") else forward_plan
+    _, _, kind = name.rpartition("_")
+    plan_of = {"backward": backward_plan, "quantized": quantized_plan}.get(kind, forward_plan)
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), *(1 << power for power in range(5, 32))]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
     splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
@@ -50,16 +59,35 @@ def _samples(rows: int) -> list[int]:
 
 def forward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
     """Plan a forward that saves its statistics, for an x of shape (samples, rows, width)."""
-    dtypes = options["dtype"], options["residual_dtype"]
+    scalars = _forward_scalars(name, options, options["dtype"], saves=True)
+    inputs = _inputs(options, shape, device)
+    return plan_forward(ROW_FORWARD.parse(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
+
+
+def _forward_scalars(name: str, options: Options, dtype: object, *, saves: bool) -> Scalars:
     center = "layer_norm" in name or options["center"]
-    scalars = forward_scalars(FUNCTION, _options(options), 0.0, *dtypes, center=center, saves=True)
-    inputs = [
+    scalars = (0.0, dtype, options["residual_dtype"])
+    return forward_scalars(FUNCTION, _options(options), *scalars, center=center, saves=saves)
+
+
+def _inputs(options: Options, shape: Shape, device: Device) -> list[OptionalSpec]:
+    """Return a forward's inputs for an x of shape (samples, rows, width)."""
+    return [
         optional_contiguous(
             _shape_of(options.get(f"{slot.name}_per", "row"), shape), options[slot.argument], device
         )
         for slot in ROW_FORWARD.input_slots
     ]
-    return plan_forward(ROW_FORWARD.parse(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
+
+
+def quantized_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
+    """Plan a forward with a quantised result, for an x of shape (samples, rows, width)."""
+    forward = _forward_scalars(name, options, None, saves=False)
+    quantized = tuple(options[name] for name in QUANTIZED_OPTIONS)
+    spec = ROW_QUANTIZED.parse(*quantized_scalars(forward, quantized))
+    no_scale = None  # an array has the build of a number
+    inputs = (*_inputs(options, shape, device), no_scale)
+    return ROW_QUANTIZED.plan(spec, (*inputs, *ROW_QUANTIZED.no_outputs))
 
 
 def _shape_of(per: str, shape: Shape) -> Shape:

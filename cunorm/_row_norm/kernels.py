@@ -152,6 +152,10 @@ class ForwardTypes(_RowTypes):
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
 
+    def more_registers(self) -> int:
+        """Return how many registers a thread takes beyond those that its team was chosen for."""
+        return 0
+
     def written(self) -> list[DType | None]:
         """Return the dtypes of the results that a CPU's stores may write past the caches."""
         return [self.y]

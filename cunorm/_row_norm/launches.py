@@ -96,9 +96,10 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
     """Return how threads share rows; limit `blocks_per_sm` to what a multiprocessor can run."""
     team = cuda_team(types, width, gpu.features)
     most = max(1, gpu.max_threads_per_sm // team.threads)
-    if int(gpu.compute_capability) >= 100:
-        # There, a forward takes two registers more (in float64 four) than on GPUs below 10.0.
-        more = types.compute.itemsize // 2 if isinstance(types, ForwardTypes) else 0
+    more = types.more_registers() if isinstance(types, ForwardTypes) else 0
+    if int(gpu.compute_capability) >= 100 and isinstance(types, ForwardTypes):
+        more += types.compute.itemsize // 2  # two more (in float64 four) than on GPUs below 10.0
+    if more:
         most = min(most, max(1, room_of(team.registers + more, team.threads)))
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
 

@@ -49,6 +49,10 @@ class QuantizedTypes(ForwardTypes):
         types = super().from_specs(operands, compute, **scalars)
         return replace(types, y=rounded_y, writes_y=y is not None)
 
+    def more_registers(self) -> int:
+        """Return an estimate; rows have the team of a norm without q all the same."""
+        return 8 if self.block or self.formula.center or self.gate else 0
+
     def written(self) -> list[DType | None]:
         return [self.y] if self.writes_y else []
 

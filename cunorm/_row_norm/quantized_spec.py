@@ -135,11 +135,11 @@ QUANTIZED_CHECKS: Checks = CHECKS | {
 }
 
 
-# dtype, scale, block, scale_dtype, absmax_bound and return_y, as the caller gives them.
-QuantizedOptions = tuple[object, object, object, object, object, object]
+# The options of quantised results, in the order in which `quantized_scalars` takes them.
+QUANTIZED_OPTIONS = ("dtype", "scale", "block", "scale_dtype", "absmax_bound", "return_y")
 
 
-def quantized_scalars(forward: Scalars, options: QuantizedOptions) -> Scalars:
+def quantized_scalars(forward: Scalars, options: tuple[object, ...]) -> Scalars:
     """Return the scalars of a call from those of its norm; an array as scale is none of them."""
     dtype, scale, *others = options
     return (*forward, dtype, scale if isinstance(scale, _NO_ARRAYS) else None, *others)

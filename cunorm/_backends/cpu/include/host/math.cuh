@@ -32,7 +32,6 @@ template <class C, class T, bool is_given>
 struct Divisor {
   C value;
 
-  Divisor() {}
   explicit Divisor(C divisor) : value(divisor) {}
 
   template <class V>

@@ -65,13 +65,14 @@ struct ChunkResults {
   void store(const Chunk&) {
     index_t done = first;
     if constexpr (B::block == 0) {
-      store_codes(first, end, scale.divisor);
+      store_codes(first, end, Divisor<B>(scale.own));
       done = end;
     } else {
       for (; done < end && (done + B::block <= end || end == width); done += B::block) {
         const index_t last = std::min<index_t>(done + B::block, end);
         constexpr bool is_first = true;
-        store_codes(done, last, scale.of_block(magnitude(done, last), done / B::block, is_first));
+        const auto of_block = scale.of_block(magnitude(done, last), done / B::block, is_first);
+        store_codes(done, last, Divisor<B>(of_block));
       }
     }
     const index_t left = std::max<index_t>(end - done, 0);
