@@ -16,8 +16,9 @@
 //   streamed.cuh    StreamedRow HeldPacks for_each_row
 //   param_sums.cuh  ParamSums for_each_row
 //   group_tile.cuh  Tile TilePacks TileOutput TileItems GroupTeam Group for_each_group
+//   quantized.cuh   Magnitudes ChunkResults
 //   math.cuh        exp erfc fabs tanh constant select at_least at_most logistic reciprocal
-//                   reciprocal_root divided approximate
+//                   reciprocal_root divided approximate Divisor
 #pragma once
 #include "types.cuh"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cunorm._core.build import ArgsWriter, Macros, cuda_bool, numbers_of
-from cunorm._core.dtypes import DType
+from cunorm._core.dtypes import FLOAT16, DType
 from cunorm._core.operands import Kind, Operand, OperandTable, Slot, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets
 from cunorm._core.tensor import RowLayout, TensorSpec
@@ -51,7 +51,7 @@ class QuantizedTypes(ForwardTypes):
 
     def more_registers(self) -> int:
         """Return an estimate; rows have the team of a norm without q all the same."""
-        return 8 if self.block or self.formula.center or self.gate else 0
+        return 8 if self.block or self.formula.center or self.gate or self.y is FLOAT16 else 0
 
     def written(self) -> list[DType | None]:
         return [self.y] if self.writes_y else []
