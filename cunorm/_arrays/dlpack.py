@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 from cunorm._arrays.adapter import ArrayAdapter, unaligned
 from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
 from cunorm._arrays.numpy import NUMPY, NumpyAdapter
-from cunorm._core.dtypes import ALLOWED, DTYPES
+from cunorm._core.dtypes import (
+    ALLOWED,
+    BFLOAT16,
+    DTYPES,
+    FLOAT8_E4M3FN,
+    FLOAT8_E5M2,
+    FLOAT8_E8M0FNU,
+    INT8,
+)
 from cunorm._core.memo import on_clear
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
 from cunorm._core.types import SupportsDLPack
@@ -24,7 +32,8 @@ from cunorm._core.types import SupportsDLPack
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
 _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
-KDL_BFLOAT = 4
+# The codes of the types whose host type, which only has as many bits, has another code.
+CODES = {BFLOAT16: 4, INT8: 0, FLOAT8_E4M3FN: 10, FLOAT8_E5M2: 12, FLOAT8_E8M0FNU: 14}
 _READ_ONLY = 1
 _LEGACY_STREAM = 1  # the protocol's number for CUDA's default stream, whose handle is 0
 

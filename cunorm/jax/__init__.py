@@ -11,6 +11,9 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
   and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. For the gradient of a gate of the branch, x is saved beside the new stream. A
   gradient is rounded once, to the dtype of its operand.
+- Norms with quantised results have no derivatives: where JAX differentiates, pass them
+  ``jax.lax.stop_gradient`` of each array, else they raise a NotImplementedError. A given scale may
+  be traced, too, and is returned as it was given.
 - Wrong input raises the namesake's error when JAX traces the call. If ``jax_enable_x64`` is
   off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A second
   derivative is a NotImplementedError. Forward mode is JAX's TypeError (in `jax.linearize`, when its
@@ -30,6 +33,7 @@ from cunorm.jax._functions import (
     normalize,
     rms_norm,
 )
+from cunorm.jax._quantized import layer_norm_quantized, normalize_quantized, rms_norm_quantized
 
 __all__ = [
     "add_layer_norm",
@@ -39,8 +43,11 @@ __all__ = [
     "instance_norm",
     "l2_norm",
     "layer_norm",
+    "layer_norm_quantized",
     "normalize",
+    "normalize_quantized",
     "rms_norm",
+    "rms_norm_quantized",
 ]
 
 if refusal() is None:  # otherwise the first call raises the error

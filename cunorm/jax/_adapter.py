@@ -19,11 +19,11 @@ from jax.sharding import SingleDeviceSharding
 
 from cunorm._arrays.adapter import new_view
 from cunorm._arrays.cupy import cupy
-from cunorm._arrays.dlpack import KDL_BFLOAT, DLPackAdapter, read_capsule, view_of_capsule
+from cunorm._arrays.dlpack import CODES, DLPackAdapter, read_capsule, view_of_capsule
 from cunorm._arrays.numpy import data_pointer
 from cunorm._backends import cuda
 from cunorm._backends.cpu.compiler import has_compiler
-from cunorm._core.dtypes import BFLOAT16, FLOAT64, dtype_of
+from cunorm._core.dtypes import FLOAT64, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, TensorSpec
@@ -91,7 +91,7 @@ class JaxAdapter(DLPackAdapter):
         return view
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or CuPy buffer for `export`; the buffer of a bfloat16 array is float16."""
+        """Make a NumPy or CuPy buffer for `export`; it has the dtype's host type."""
         if spec.dtype is FLOAT64 and not jax.enable_x64.value:
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
@@ -127,8 +127,8 @@ class _Exporter:
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
         capsule = self.buffer.__dlpack__(stream=stream)
-        if self.dtype is BFLOAT16:  # NumPy and some versions of CuPy lack bfloat16
-            read_capsule(capsule)[0].code = KDL_BFLOAT
+        if self.dtype in CODES:  # the buffer has the host type
+            read_capsule(capsule)[0].code = CODES[self.dtype]
         return capsule
 
 

@@ -2,8 +2,10 @@
 """One call that does the work of a call for each example of a batch."""
 
 import jax.numpy as jnp
+from jax import Array
 
 from cunorm._core.operands import Kind, present
+from cunorm._row_norm.quantized_spec import RowQuantizedSpec
 from cunorm._row_norm.spec import RowNormSpec
 from cunorm.jax._call import Arrays, Call, gates_branch, replace_interned
 
@@ -27,6 +29,9 @@ def merged(
             continue
         if name in shared and not is_row:
             return None  # a group norm has parameters for all samples or for each, not for some
+        if name == "scale":
+            inputs[name] = _scale_of_examples(call, size, is_batched, array)
+            continue
         full = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
         _, *shape = full.shape
         if is_row:
@@ -42,6 +47,17 @@ def merged(
     except ValueError:  # with the axis of examples, rows share parameters along too many axes
         return None
     return one, tuple(inputs.values())
+
+
+def _scale_of_examples(call: Call, size: int, is_batched: bool, array: Array) -> Array:
+    """Return the given scale of all examples: one number, or a number for each of their rows."""
+    if array.size == 1 and not is_batched:
+        return array
+    assert isinstance(call.spec, RowQuantizedSpec)
+    shape = call.spec.scale_shape(present(call.inputs[call.op.x]).shape)
+    if is_batched and array.size == size:  # one number for each example
+        array = array.reshape(size, *[1] * len(shape))
+    return jnp.broadcast_to(array, (size, *shape))
 
 
 def _shared(call: Call) -> set[str]:

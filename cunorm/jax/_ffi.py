@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, SpecT
+from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._batch import merged
 from cunorm.jax._call import Arrays, Call, OptionalArrays
@@ -75,8 +76,14 @@ def _underivable(call: Call, *arrays: Array) -> Arrays:
 
 @_underivable.defjvp
 def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
+    function = call.spec.function
+    if call.op is ROW_QUANTIZED:
+        raise NotImplementedError(
+            f"{function}: a derivative is asked for, expected none, as quantised results have no "
+            "derivatives: pass jax.lax.stop_gradient of x and of the other arrays"
+        )
     raise NotImplementedError(
-        f"{call.spec.function}: a second or a forward-mode derivative is asked for, expected first "
+        f"{function}: a second or a forward-mode derivative is asked for, expected first "
         "ones of reverse mode (jax.grad, jax.vjp): cunorm.jax has no others"
     )
 

@@ -42,24 +42,33 @@ class Norm:
     backward: OpDef[Any]
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
-        op, is_traced = self.forward, False
-        for slot, array in enumerate(arrays):
-            if array is None and not op.required[slot]:
-                continue
-            if isinstance(array, Tracer):
-                is_traced = True
-            elif not isinstance(array, _ARRAYS):
-                if hasattr(array, "__jax_array__"):  # jax.numpy converts nnx.Param by this method
-                    own = array.__jax_array__()
-                    return self(scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
-                argument, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
-                hint = array_hint(scalars[0], op.inputs[slot], array)
-                raise TypeError(f"{argument} is {got}, expected a JAX or NumPy array{hint}")
-        try:
-            spec = parse(op, scalars)
-        except TypeError as error:
-            raise _of_traced_scalars(error, scalars) from None
-        return _run_traced(self, spec, arrays) if is_traced else _compiled(op, spec)(arrays)
+        spec, arrays, is_traced = checked(self.forward, scalars, arrays)
+        if is_traced:
+            return _run_traced(self, spec, arrays)
+        return _compiled(self.forward, spec)(arrays)
+
+
+def checked(
+    op: OpDef[SpecT], scalars: tuple[Any, ...], arrays: Inputs
+) -> tuple[SpecT, Inputs, bool]:
+    """Return the OpSpec of a call, its arrays as JAX's or NumPy's, and whether one is traced."""
+    is_traced = False
+    for slot, array in enumerate(arrays):
+        if array is None and not op.required[slot]:
+            continue
+        if isinstance(array, Tracer):
+            is_traced = True
+        elif not isinstance(array, _ARRAYS):
+            if hasattr(array, "__jax_array__"):  # jax.numpy converts nnx.Param by this method
+                own = array.__jax_array__()
+                return checked(op, scalars, (*arrays[:slot], own, *arrays[slot + 1 :]))
+            argument, got = f"{scalars[0]}: {op.inputs[slot]}", describe_type(type(array))
+            hint = array_hint(scalars[0], op.inputs[slot], array)
+            raise TypeError(f"{argument} is {got}, expected a JAX or NumPy array{hint}")
+    try:
+        return parse(op, scalars), arrays, is_traced
+    except TypeError as error:
+        raise _of_traced_scalars(error, scalars) from None
 
 
 def _of_traced_scalars(error: TypeError, scalars: tuple[Any, ...]) -> TypeError:

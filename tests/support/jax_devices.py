@@ -15,7 +15,7 @@ from jax import P
 from jax.experimental.serialize_executable import deserialize_and_load
 
 import cunorm.jax
-from cunorm.jax import add_rms_norm, group_norm, rms_norm
+from cunorm.jax import add_rms_norm, group_norm, rms_norm, rms_norm_quantized
 from tests.support import jax_formulas
 
 DRAWN = np.random.default_rng(0)
@@ -113,6 +113,31 @@ def check_arrays_that_are_spread_out_under_jit(mesh):
     assert_close(images, formula(X[:, None]))
 
 
+def check_quantized_norms(mesh):
+    """Check given scales: one for each row or for each device, with rows that are spread out."""
+
+    def norm(x, scale):
+        found = rms_norm_quantized(x, scale=scale, return_y=True)  # a build of test_quantized.py
+        return found.q.astype(jnp.float32)
+
+    def varied(x, scale):
+        found = norm(x, scale)
+        assert jax.typeof(found).manual_axis_type.varying == {"d"}  # although x is the same
+        return found
+
+    of_rows, of_devices = jnp.linspace(0.1, 1, 8)[:, None], jnp.array([0.1, 0.2, 0.5, 1.0])
+    right, of_each = norm(X, of_rows), jnp.concatenate([norm(X, one) for one in of_devices])
+    with jax.set_mesh(mesh):
+        x, of_rows, of_devices = jax.device_put(
+            (X, of_rows, of_devices), jax.NamedSharding(mesh, P("d"))
+        )
+        mapped = jax.shard_map(norm, in_specs=P("d"), out_specs=P("d"))
+        for spread in (mapped, jax.jit(mapped), jax.jit(norm)):
+            np.testing.assert_array_equal(spread(x, of_rows), right)
+        mapped = jax.shard_map(varied, in_specs=(P(), P("d")), out_specs=P("d"))
+        np.testing.assert_array_equal(mapped(X, of_devices), of_each)
+
+
 def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
     cunorm.set_num_threads(3)
 
@@ -145,6 +170,8 @@ if __name__ == "__main__":
     check_arrays_that_are_spread_out_under_jit(usual)
     explicit = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
     check_arrays_that_are_spread_out_under_jit(explicit)
+    for mesh in (usual, explicit):
+        check_quantized_norms(mesh)
     check_pmap_with_kernels_of_several_threads_on_all_devices_at_once()
     check_an_executable_of_another_process(sys.argv[1])
     pending = [jax.jit(slow)(jax.device_put(jnp.ones((256, 256)), one)) for one in devices]

@@ -20,6 +20,12 @@ from cunorm.jax._call import Call  # noqa: E402, F401
 STREAM = 0x5EED
 CONTEXT = 0xC0
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "ui8": "uint8"}
+_DTYPES |= {
+    "i8": "int8",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    "f8E8M0FNU": "float8_e8m0fnu",
+}
 _CALL = re.compile(
     r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$", re.M
 )
