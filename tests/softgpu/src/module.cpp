@@ -145,7 +145,8 @@ void read_variable(Reader& r) {
   const u64 address = allocate(std::max<size_t>(d.bytes, 1), m.device, false);
   if (!address) throw Error{2, "no memory is left for a variable of a module"};
   if (r.take("=")) {
-    const u64 value = r.number();
+    const bool is_float = r.now().type == Token::kFloat || r.now().type == Token::kDouble;
+    const u64 value = is_float ? r.m.tokens[r.at++].value : r.number();
     memcpy(reinterpret_cast<void*>(address), &value, d.element);
   }
   m.variables[d.name] = {address, d.bytes};
