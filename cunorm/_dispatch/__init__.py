@@ -174,8 +174,9 @@ def _rows_key(
             key.append(groups)
         elif kind is Kind.SCALE:
             own = tuple(array.shape)
-            expected = own if prod(own) == 1 else (*rows, *own[leading_axes:])
-            key.append(own if prod(own) == 1 else own[leading_axes:])
+            is_single = prod(own) == 1  # for all rows
+            expected = own if is_single else (*rows, *own[leading_axes:])
+            key += (is_single, own if is_single else own[leading_axes:])
         contiguous_type = adapter.contiguous_type(array)
         if contiguous_type is None or (slot != op.x and array.shape != expected):
             return None

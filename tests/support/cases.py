@@ -115,9 +115,11 @@ class Call(NamedTuple):
             return placed and placed.array
         return KINDS[self.kind]().put(placed.array)
 
-    def _get(self, array: Any, placed: Placed | None) -> Array | None:
-        if array is None or self.on.is_gpu:
-            return array if array is None else self.on.get(array)
+    def _get(self, array: Any, placed: Placed | None) -> Any:
+        if array is None or isinstance(array, float):
+            return array
+        if self.on.is_gpu:
+            return self.on.get(array)
         return (KINDS[self.kind]().get(array) if placed is None else placed.array).copy()
 
 

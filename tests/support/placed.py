@@ -104,7 +104,10 @@ class Placed:
             memory = cuda.UnownedMemory(self._raw.data.ptr, len(self.bytes), self._raw, 0)
             memory = cuda.MemoryPointer(memory, begin)
         start = () if on.is_gpu else (begin,)
-        self.array = array_type(like.shape, like.dtype, memory, *start, strides=like.strides)
+        # CuPy makes no arrays of 8-bit floats, but its arrays can be viewed so.
+        dtype = np.dtype(np.uint8) if size == 1 else like.dtype
+        array = array_type(like.shape, dtype, memory, *start, strides=like.strides)
+        self.array = array if size > 1 else array.view(like.dtype)
 
     def put(self) -> None:
         """Write the contents of `host` again."""

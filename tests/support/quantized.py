@@ -11,7 +11,11 @@ import numpy as np
 
 import cunorm
 from cunorm import QuantizedNorm, reference
+from tests.support import cases
+from tests.support.cases import Call, call_of
+from tests.support.covers import Case
 from tests.support.operands import DTYPES, Array, assert_same_bits, bits
+from tests.support.placed import ROW_LAYOUTS, Placed
 
 QUANTIZED = ("float8_e4m3fn", "float8_e5m2", "int8")
 SCALES = {"float32": np.dtype(np.float32), "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu)}
@@ -70,61 +74,113 @@ def interesting(dtype: str) -> Array:
 
 # --- calls ----------------------------------------------------------------------------------------
 
-_OPERANDS = ("weight", "bias", "residual", "gate")
-_OF_SCALE = ("dtype", "scale", "block", "scale_dtype", "absmax_bound")
+# A case has these fields besides those of a forward's case (see cases.py). `given_scale` is None, a
+# number, "one" for an array of one element, or "rows" for one number for each row; `scales` says
+# how the array of scales lies in memory. `out` has the names of the results that get arrays.
+DEFAULTS = cases.DEFAULTS | {
+    **{"q": "float8_e4m3fn", "given_scale": None, "block": None, "scale_dtype": "float32"},
+    **{"absmax_bound": None, "return_y": True, "out": (), "scales": "contiguous"},
+    **{"given": (), "bias": None},
+}
+SCALE_LAYOUTS: dict[str, Any] = {
+    "contiguous": np.empty,
+    # The scales of the rows side by side, for each block.
+    "columns": lambda shape, dtype: np.moveaxis(np.empty((shape[-1], *shape[:-1]), dtype), 0, -1),
+    "apart": lambda shape, dtype: np.empty((*shape[:-1], 3 * shape[-1]), dtype)[..., ::3],
+    "reversed": lambda shape, dtype: np.empty(shape, dtype)[::-1, :, :, ::-1],
+}
 
 
-class Expected(NamedTuple):
-    """The results of the norm alone, and the oracle's q and scale of its y."""
+class QuantizedCall(NamedTuple):
+    """A call with a quantised result, and the call of the same norm that returns y alone."""
 
-    q: Array
-    scale: Array | float
-    y: Array
-    residual: Array | None
+    norm: Call
+    call: Call
+    of_scale: dict[str, Any]  # what the oracle needs besides y
 
+    def expected(self) -> QuantizedNorm[Any]:
+        """Return the norm's own y and stream, and the oracle's q and scale of this y."""
+        norm = self.norm.run()
+        q, scale = reference.quantize(norm.y, **self.of_scale)
+        return QuantizedNorm(q, scale, norm.y, norm.residual)
 
-def put(on: Any, array: Any) -> Any:
-    """Place an array of any dtype; CuPy has 8-bit floats as views only."""
-    return on.put(array) if isinstance(array, np.ndarray) else array
-
-
-def get(on: Any, array: Any) -> Any:
-    return on.get(array)
-
-
-def expected_of(on: Any, arrays: dict[str, Any], **options: Any) -> Expected:
-    """Return the right results of `normalize_quantized`; the arrays are those of `on`.
-
-    y and residual are those of `normalize`, which has tests of its own.
-    """
-    of_scale = {name: options.pop(name) for name in _OF_SCALE if name in options}
-    given = of_scale.get("scale")
-    if given is not None and not isinstance(given, float):
-        of_scale["scale"] = on.get(given)
-    norm = cunorm.normalize_forward(**arrays, **options)
-    y, stream = (None if one is None else on.get(one) for one in (norm.y, norm.residual))
-    axes = {name: options[name] for name in ("axis", "groups") if name in options}
-    q, scale = reference.quantize(y, **of_scale, **axes)
-    return Expected(q, scale, y, stream)
+    def check(self) -> QuantizedNorm[Any]:
+        """Make the call, compare all bits of its results, and return them."""
+        expected, call = self.expected(), self.call
+        result = call.run()
+        assert_same_bits(result.q, expected.q, "q")
+        if isinstance(result.scale, float):
+            assert result.scale is call.options["scale"]
+        else:
+            assert_same_bits(result.scale, expected.scale, "scale")
+        assert (result.y is not None) == bool(call.options["return_y"] or call.out.y)
+        if result.y is not None:
+            assert_same_numbers(result.y, expected.y, "y")
+        assert (result.residual is None) == (expected.residual is None)
+        if result.residual is not None:
+            assert_same_numbers(result.residual, expected.residual, "residual")
+        return result
 
 
-def check_results(on: Any, result: QuantizedNorm[Any], expected: Expected, given: Any) -> None:
-    """Compare all bits of q, scale, y and the stream; a given scale is returned as it is."""
-    assert_same_bits(on.get(result.q), expected.q, "q")
-    if given is None:
-        assert_same_bits(on.get(result.scale), expected.scale, "scale")
+def quantized_call(case: Case, on: Any) -> QuantizedCall:
+    """Place the arrays of a call, those of the norm's call and those of its own results."""
+    case = DEFAULTS | case
+    norm = call_of("row_norm_forward", case, on)
+    x = norm.inputs["x"].host
+    of_scale = {name: case[name] for name in ("block", "scale_dtype", "absmax_bound")}
+    options = norm.options | of_scale | {"dtype": case["q"], "return_y": case["return_y"]}
+    of_scale |= {"dtype": case["q"], "axis": case["axis"], "groups": case["groups"]}
+    arrays, layout = [*norm.arrays], SCALE_LAYOUTS[case["scales"]]
+
+    def placed(like: Array, values: Array | None = None) -> Placed:
+        arrays.append(Placed(on, like, values, case["offset"]))
+        return arrays[-1]
+
+    inputs, out = dict(norm.inputs), {"y": norm.out.y, "residual": norm.out.residual}
+    given = _given_scale(case, x)
+    of_scale["scale"] = given
+    if isinstance(given, np.ndarray):
+        is_one = given.size == 1
+        inputs["scale"] = placed(given if is_one else layout(given.shape, given.dtype), given)
     else:
-        assert result.scale is given
-    for name in ("y", "residual"):
-        array, right = getattr(result, name), getattr(expected, name)
-        if array is not None:
-            assert_same_numbers(on.get(array), right, name)
-    assert (result.residual is None) == (expected.residual is None)
+        options["scale"] = given
+    like_x = _layout_of_results(case)
+    if "q" in case["out"]:
+        out["q"] = placed(like_x(x.shape, CODES[case["q"]]))
+    if "scale" in case["out"]:
+        shape = reference.quantize(np.zeros(x.shape, np.float32), **of_scale)[1].shape
+        out["scale"] = placed(layout(shape, SCALES[case["scale_dtype"]]))
+    if "y" in case["out"] and not out["y"]:
+        out["y"] = placed(like_x(x.shape, x.dtype))
+    results = QuantizedNorm(*(out.get(name) for name in QuantizedNorm._fields))
+    own = norm._replace(
+        **{"function": cunorm.normalize_quantized, "inputs": inputs, "options": options},
+        **{"out": results, "arrays": arrays},
+    )
+    return QuantizedCall(norm, own, of_scale)
+
+
+def _layout_of_results(case: Case) -> Any:
+    """Return the layout of q and y; it is contiguous if x's is not one of rows by name."""
+    layout = case["layouts"] if isinstance(case["layouts"], str) else "contiguous"
+    return ROW_LAYOUTS["contiguous" if layout == "expanded" else layout]
+
+
+def _given_scale(case: Case, x: Array) -> Any:
+    if case["given_scale"] == "one":
+        return np.full((1, 1), 0.37, np.float32)
+    if case["given_scale"] != "rows":
+        return case["given_scale"]
+    axis = case["axis"] % x.ndim
+    shape = (*x.shape[:axis], *(1,) * (x.ndim - axis - 1), case["groups"])
+    exponents = np.random.default_rng(0).uniform(-9, 3, shape)
+    return np.exp2(exponents).astype(np.float32)
 
 
 def assert_same_numbers(actual: Array, expected: Array, what: str) -> None:
     """Compare bits, but not those of NaNs."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
-    are_nan = np.isnan(actual.astype(np.float64)) & np.isnan(expected.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        are_nan = np.isnan(actual.astype(np.float64)) & np.isnan(expected.astype(np.float64))
     different = (bits(actual) != bits(expected)) & ~are_nan
-    assert not different.any(), f"{what}: {np.argwhere(different)[:3]} differ"
+    assert not different.any(), f"{what}: {np.count_nonzero(different)} elements differ"

@@ -55,6 +55,8 @@ class ndarray:
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
+        if dtype.name.startswith("float8"):
+            raise TypeError(f"Unsupported dtype {dtype}")  # but arrays can be viewed so
         if memptr is None:
             memptr = cuda.alloc(math.prod(shape) * dtype.itemsize)
         if strides is None:
