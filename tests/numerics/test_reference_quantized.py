@@ -139,7 +139,8 @@ def test_a_scale_of_float8_e8m0fnu_is_the_power_of_two_at_or_above_the_quotient(
     a = a[(a > 0) & np.isfinite(a)]
     scales = reference.quantize(a[:, None], dtype=dtype, scale_dtype="float8_e8m0fnu")[1][:, 0]
     for magnitude, code in zip(a, scales.view(np.uint8), strict=True):
-        quotient, power = Fraction(float(magnitude)) / LARGEST[dtype], Fraction(2) ** (int(code) - 127)
+        quotient = Fraction(float(magnitude)) / LARGEST[dtype]
+        power = Fraction(2) ** (int(code) - 127)
         assert quotient <= power
         assert code == 0 or power / 2 < quotient
 

@@ -112,7 +112,7 @@ class QuantizedCall(NamedTuple):
         if isinstance(result.scale, float):
             assert result.scale is call.options["scale"]
         else:
-            assert_same_bits(result.scale, expected.scale, "scale")
+            assert_same_numbers(result.scale, expected.scale, "scale")
         assert (result.y is not None) == bool(call.options["return_y"] or call.out.y)
         if result.y is not None:
             assert_same_numbers(result.y, expected.y, "y")
