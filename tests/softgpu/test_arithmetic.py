@@ -108,8 +108,8 @@ def drawn(kind: str, size: int = 256) -> np.ndarray:
     return v.astype(TYPES[kind][2])
 
 
-def rounded(exact: list[Fraction], kind: str, down: bool = False) -> np.ndarray:
-    """Round fractions, neither 0 nor too large, to nearest or down."""
+def rounded(exact: list[Fraction], kind: str, mode: str = "rn") -> np.ndarray:
+    """Round fractions, neither 0 nor too large, to nearest, down (rm) or up (rp)."""
     dtype = TYPES[kind][2]
     near = np.array([float(v) for v in exact]).astype(dtype)
     bits = near.view(f"i{near.itemsize}").astype("i8")
@@ -121,7 +121,8 @@ def rounded(exact: list[Fraction], kind: str, down: bool = False) -> np.ndarray:
         above = min(n for n in three if Fraction(float(n)) >= v)
         gap = (v - Fraction(float(below))) - (Fraction(float(above)) - v)
         is_even = below.view(f"u{below.itemsize}") % 2 == 0
-        wanted.append(below if down or gap < 0 or (gap == 0 and is_even) else above)
+        is_below = {"rn": gap < 0 or (gap == 0 and is_even), "rm": True, "rp": False}
+        wanted.append(below if is_below[mode] else above)
     return np.array(wanted, dtype)
 
 
@@ -133,6 +134,7 @@ EXACT = {
     "rcp.rn": lambda a: 1 / a,
     "fma.rn": lambda a, b, c: a * b + c,
     "fma.rm": lambda a, b, c: a * b + c,
+    "fma.rp": lambda a, b, c: a * b + c,
     # A root is cut after 100 decimals. Roots with fewer decimals stay exact.
     "sqrt.rn": lambda a: Fraction(math.isqrt(int(abs(a) * 10**200)), 10**100),
 }
@@ -145,7 +147,7 @@ def test_arithmetic_is_rounded_as_the_instruction_says(what, kind):
     arrays = [np.abs(v) for v in arrays] if "sqrt" in what else arrays
     exact = [EXACT[what](*map(Fraction, map(float, v))) for v in zip(*arrays, strict=True)]
     (found,) = run(kind, kind, [f"{what}.{kind}"], *arrays)
-    np.testing.assert_array_equal(found, rounded(exact, kind, "rm" in what))
+    np.testing.assert_array_equal(found, rounded(exact, kind, what[-2:]))
 
 
 @pytest.mark.parametrize(

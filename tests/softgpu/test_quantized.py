@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What quantised results need: 8-bit floats, bytes in memory, shuffles of some lanes."""
+"""What quantised results need: 8-bit floats, maxima of 16-bit floats, bytes, shuffles."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests import softgpu
 from tests.softgpu.launching import cupy, launch
 from tests.softgpu.test_arithmetic import run
+from tests.support.internals import _cuda
 
 # For each 8-bit float of PTX: its dtype.
 FLOAT8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
@@ -40,6 +42,101 @@ def test_floats_become_the_nearest_8_bit_float_or_the_largest(name):
     numbers = np.where(np.isnan(x), 0, np.clip(x, -largest, largest))
     codes = np.where(np.isnan(x), 0x7F, numbers.astype(dtype).view("u1")).astype("u2")
     np.testing.assert_array_equal(y.get(), codes << 8 | codes[::-1])
+
+
+# For each type of 16 bits in PTX: its dtype, and how the C++ header of the type names it.
+FLOAT16 = {
+    "f16x2": (np.dtype("f2"), "__half2", "cuda_fp16.h"),
+    "bf16x2": (np.dtype(ml_dtypes.bfloat16), "__nv_bfloat162", "cuda_bf16.h"),
+}
+PAIRS = """const unsigned* a, const unsigned* b, unsigned* y, int n) {{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) {statement} }}"""
+INSTRUCTION = 'asm("{}.{} %0, %1, %2;" : "=r"(y[i]) : "r"(a[i]), "r"(b[i]));'
+
+
+def pairs_of_floats(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of some special bits, and then random ones. An even number in all."""
+    one, infinity = (int(np.array(v, dtype).view("u2")) for v in (1, np.inf))
+    some = [0, 1, 2, one - 1, one, one + 1, infinity - 1, infinity, infinity + 1, 0x7E00, 0x7FFF]
+    some = np.array([v | sign for v in some for sign in (0, 0x8000)], "u2")
+    drawn = np.random.default_rng(5).integers(0, 2**16, (2, 2**14), "u2")
+    special = (v.ravel() for v in np.meshgrid(some, some))
+    return tuple(np.concatenate(both) for both in zip(special, drawn, strict=True))
+
+
+def pairwise(name: str, statement: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return bits, as arguments, and the results of a statement, two of them in each word."""
+    a, b = pairs_of_floats(FLOAT16[name][0])
+    y = cupy.zeros(a.size // 2, "u4")
+    words = [cupy.asarray(v.view("u4")) for v in (a, b)]
+    text = PAIRS.format(statement=statement)
+    launch(text, *words, y, np.int32(y.size), grid=-(-y.size // 256), block=256)
+    return a, b, y.get().view("u2")
+
+
+def larger_bits(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the bits of the larger number, 0 rather than -0, or the canonical NaN."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        wide = [v.view(dtype).astype("f8") for v in (a, b)]
+    a_is_larger = np.where(wide[0] == wide[1], a < b, wide[0] > wide[1])
+    return np.where(np.isnan(wide).any(axis=0), 0x7FFF, np.where(a_is_larger, a, b)).astype("u2")
+
+
+@pytest.mark.parametrize("name", FLOAT16)
+def test_the_larger_16_bit_float_of_each_pair_is_found_unless_one_is_nan(name):
+    a, b, found = pairwise(name, INSTRUCTION.format("max.NaN", name))
+    np.testing.assert_array_equal(found, larger_bits(a, b, FLOAT16[name][0]))
+
+
+@pytest.mark.parametrize("name", FLOAT16)
+def test_the_larger_magnitude_has_the_sign_of_the_product_unless_one_is_nan(name):
+    a, b, found = pairwise(name, INSTRUCTION.format("max.NaN.xorsign.abs", name))
+    wanted = larger_bits(a & 0x7FFF, b & 0x7FFF, FLOAT16[name][0])
+    wanted = np.where(wanted == 0x7FFF, wanted, wanted | (a ^ b) & 0x8000)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", FLOAT16)
+def test_the_sign_of_each_16_bit_float_is_cleared(name):
+    a, _, found = pairwise(name, f'asm("abs.{name} %0, %1;" : "=r"(y[i]) : "r"(a[i]));')
+    np.testing.assert_array_equal(found, a & 0x7FFF)
+
+
+def test_set_gives_1_or_0():
+    some = np.array([1, -2, np.nan, 0.0, -0.0, np.inf])
+    a, b = (v.ravel() for v in np.meshgrid(some, some))
+    wanted = {"eq": a == b, "ge": a >= b, "nan": np.isnan(a) | np.isnan(b)}
+    for kind, dtype, names in (("f32", "f4", wanted), ("f16", "f2", ["nan"])):
+        asked = [f"set.{name}.{kind}.{kind}" for name in names]
+        found = run(kind, kind, [f"{name} %0, %1, %2" for name in asked], *np.array([a, b], dtype))
+        for name, y in zip(names, found, strict=True):
+            np.testing.assert_array_equal(y, wanted[name].astype(dtype), f"{name}.{kind}")
+
+
+OF_HEADER = """#include <{header}>
+extern "C" __global__ void k(const {pair}* a, const {pair}* b, {pair}* y, int n) {{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = __hmax2_nan({of}(a[i]), {of}(b[i])); }}"""
+INCLUDES = tuple(f"-I{folder}" for folder in _cuda.cuda_include_folders())
+
+
+@pytest.mark.parametrize("capability", [75, 80])
+@pytest.mark.parametrize("name", FLOAT16)
+def test_headers_find_the_larger_16_bit_float_on_gpus_with_few_instructions_for_it(
+    name, capability
+):
+    dtype, pair, header = FLOAT16[name]
+    a, b = pairs_of_floats(dtype)
+    words = [cupy.asarray(v.view("u4")) for v in (a, b)]
+    for of, mask in {"": 0xFFFF, "__habs2": 0x7FFF}.items():
+        y = cupy.zeros(a.size // 2, "u4")
+        with softgpu.settings(capability=capability):
+            code = OF_HEADER.format(pair=pair, header=header, of=of)
+            kernel = cupy.RawKernel(code, "k", options=INCLUDES)
+            kernel((-(-y.size // 256),), (256,), (*words, y, np.int32(y.size)))
+        found = y.get().view("u2")
+        np.testing.assert_array_equal(found, larger_bits(a & mask, b & mask, dtype), of)
 
 
 STORE = """unsigned* x, unsigned char* y) {{ unsigned v = x[threadIdx.x];

@@ -91,6 +91,44 @@ const std::map<std::string, ByType> integers = {
     {"max", arithmetic<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
 };
 
+// 16-bit floats, as bits. They are NaN if the bits after the sign exceed `infinity`.
+constexpr u16 kHalfInfinity = 0x7c00, kBfloatInfinity = 0x7f80;
+template <u16 infinity>
+bool has_nan(u16 a, u16 b) {
+  return (a & 0x7fff) > infinity || (b & 0x7fff) > infinity;
+}
+template <u16 infinity>
+u16 larger(u16 a, u16 b) {
+  const auto rank = [](u16 v) { return v & 0x8000 ? ~(v & 0x7fff) : int(v); };  // -0 is below 0
+  return has_nan<infinity>(a, b) ? 0x7fff : rank(a) > rank(b) ? a : b;
+}
+// Returns the larger magnitude; its sign is the product of both signs.
+template <u16 infinity>
+u16 larger_magnitude(u16 a, u16 b) {
+  const u16 found = larger<infinity>(a & 0x7fff, b & 0x7fff);
+  return has_nan<infinity>(a, b) ? found : u16(found | ((a ^ b) & 0x8000));
+}
+template <u16 (*f)(u16, u16)>
+constexpr Operation pairwise =
+    each<[](u32 a, u32 b) { return u32(f(u16(a >> 16), u16(b >> 16))) << 16 | f(u16(a), u16(b)); },
+         u32, u32>;
+// Their instructions, and the comparisons by which CUDA's headers replace some.
+constexpr Operation magnitudes = each<[](u32 a) { return a & 0x7fff7fff; }, u32>;
+const std::map<std::string, Operation> halves = {
+    {"abs.f16x2", magnitudes},
+    {"abs.bf16x2", magnitudes},
+    {"max.NaN.f16x2", pairwise<larger<kHalfInfinity>>},
+    {"max.NaN.bf16x2", pairwise<larger<kBfloatInfinity>>},
+    {"max.NaN.xorsign.abs.f16x2", pairwise<larger_magnitude<kHalfInfinity>>},
+    {"max.NaN.xorsign.abs.bf16x2", pairwise<larger_magnitude<kBfloatInfinity>>},
+    {"set.nan.f16.f16",
+     each<[](u16 a, u16 b) { return u16(has_nan<kHalfInfinity>(a, b) ? 0x3c00 : 0); }, u16, u16>},
+    {"set.nan.f32.f32",
+     each<[](float a, float b) { return float(a != a || b != b); }, float, float>},
+    {"set.eq.f32.f32", each<[](float a, float b) { return float(a == b); }, float, float>},
+    {"set.ge.f32.f32", each<[](float a, float b) { return float(a >= b); }, float, float>},
+};
+
 template <size_t>
 using Float = float;
 template <auto f, size_t... k>
@@ -211,8 +249,9 @@ const std::map<std::string, Compared> comparisons = {
     {".num", {ordered, false, false}},      {".nan", {ordered, false, true}},
 };
 
-void rounded_down(Warp& w, const Instruction& i, u32 lanes) {
-  fesetround(FE_DOWNWARD);
+template <int mode>
+void in_mode(Warp& w, const Instruction& i, u32 lanes) {
+  fesetround(mode);
   i.rounded(w, i, lanes);
   fesetround(FE_TONEAREST);
 }
@@ -221,20 +260,24 @@ void rounded_down(Warp& w, const Instruction& i, u32 lanes) {
 
 bool choose_arithmetic(Instruction& i, const Opcode& op) {
   const std::string& type = op.type();
+  if (const auto found = halves.find(op.base() + op.middle() + "." + type); found != halves.end()) {
+    i.run = found->second;
+    return true;
+  }
   if (type != "f32" && type != "f64") {
     const auto found = integers.find(op.base() + op.middle());
     i.run = found == integers.end() ? nullptr : found->second.of(type);
     return i.run != nullptr;
   }
-  std::string how = op.middle({"rn", "rm", "ftz"});
+  std::string how = op.middle({"rn", "rm", "rp", "ftz"});
   if (how == ".approx" || how == ".full") how = op.base() == "div" ? ".approx" : "";
   const auto found = reals.find(op.base() + how);
   if (found == reals.end()) return false;
   const Real& f = found->second;
   i.run = type == "f32" ? f.f32 : i.ftz ? f.f64_ftz : f.f64;
-  if (op.has("rm")) {
+  if (op.has("rm") || op.has("rp")) {
     i.rounded = i.run;
-    i.run = rounded_down;
+    i.run = op.has("rm") ? in_mode<FE_DOWNWARD> : in_mode<FE_UPWARD>;
   }
   return i.run != nullptr;
 }

@@ -33,7 +33,7 @@ constexpr u32 kRankShift = 24;
 // Operands are rows of the warp's register file. Row 0 takes results that are not used.
 struct Instruction {
   Operation run = nullptr;
-  Operation rounded = nullptr;  // if set, `run` calls it while results are rounded down
+  Operation rounded = nullptr;  // if set, `run` calls it in another rounding mode
   Kind kind = kNormal;
   Space space = kNoSpace;
   u8 elements = 1, bytes = 4;  // elements of a vector; bytes of an element
