@@ -16,13 +16,10 @@ __device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, bf16) {
   return a;
 }
 #else
-__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, fp16) {
-  const auto at = [](unsigned v) { return __habs2(same_bits<__half2>(v)); };
-  return same_bits<unsigned>(__hmax2_nan(at(a), at(b)));
-}
-__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, bf16) {
-  const auto at = [](unsigned v) { return __habs2(same_bits<__nv_bfloat162>(v)); };
-  return same_bits<unsigned>(__hmax2_nan(at(a), at(b)));
+template <class T>  // magnitudes are ordered as integers are, and NaN is the largest
+__device__ inline unsigned larger_magnitudes(unsigned a, unsigned b, T) {
+  const unsigned low = 0x7fff, high = low << 16;
+  return max(a & high, b & high) | max(a & low, b & low);
 }
 #endif
 

@@ -17,13 +17,13 @@ from cunorm._arrays.adapter import ArrayAdapter, unaligned
 from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
 from cunorm._arrays.numpy import NUMPY, NumpyAdapter
 from cunorm._core.dtypes import (
-    ALLOWED,
     BFLOAT16,
     DTYPES,
     FLOAT8_E4M3FN,
     FLOAT8_E5M2,
     FLOAT8_E8M0FNU,
     INT8,
+    expected_dtypes,
 )
 from cunorm._core.memo import on_clear
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
@@ -129,10 +129,9 @@ def view_of_capsule(
     kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
     dtype = DTYPES.get(f"{kind}{tensor.bits}")
     if dtype is None or tensor.lanes != 1:
-        lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
-        raise TypeError(
-            f"{function}: {argument} has dtype {kind}{tensor.bits}{lanes}, expected {ALLOWED}"
-        )
+        name = f"{kind}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes != 1 else "")
+        expected = expected_dtypes(argument, name)
+        raise TypeError(f"{function}: {argument} has dtype {name}, {expected}")
     integers = ctypes.c_int64 * tensor.ndim
     shape = tuple(integers.from_address(tensor.shape)) if tensor.ndim else ()
     strides = contiguous_strides(shape)

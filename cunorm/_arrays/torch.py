@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from cunorm._arrays import _torch_private
 from cunorm._arrays._torch_private import count_modes, has_dual_level, is_tracing
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
-from cunorm._core.dtypes import ALL_DTYPES, ALLOWED, DTYPES, DType, allowed, dtype_hint
+from cunorm._core.dtypes import ALL_DTYPES, DTYPES, DType, allowed, expected_dtypes
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -195,10 +195,13 @@ def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) ->
         return ValueError(f"{subject} is on device {array.device}, expected cpu or cuda: {fix}")
     name = str(array.dtype).removeprefix("torch.")
     if name not in allowed(argument) and array.dtype not in more:
-        is_integer = not (array.dtype.is_floating_point or array.dtype.is_complex)
-        fix = dtype_hint(argument, name, "i" if is_integer else "", f"{argument}.float()")
-        fix = f": pass {argument}.dequantize()" if array.is_quantized else fix
-        return TypeError(f"{subject} has dtype {name}, expected {ALLOWED}{fix}")
+        if array.is_quantized:
+            expected = expected_dtypes(argument, name) + f": pass {argument}.dequantize()"
+        else:
+            is_integer = not (array.dtype.is_floating_point or array.dtype.is_complex)
+            kind = "i" if is_integer else ""
+            expected = expected_dtypes(argument, name, kind, f"{argument}.float()")
+        return TypeError(f"{subject} has dtype {name}, {expected}")
     if array.is_neg():
         return ValueError(
             f"{subject} has its negative bit set, expected plain values: pass "

@@ -4,7 +4,7 @@
 Operands have one of four types. Quantised results and their scales have others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,6 @@ BFLOAT16 = DType("bfloat16", "bf16", 2)
 FLOAT32 = DType("float32", "fp32", 4)
 FLOAT64 = DType("float64", "fp64", 8)
 DTYPES = {dtype.name: dtype for dtype in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
-ALLOWED = "float16, bfloat16, float32 or float64"
-
 FLOAT8_E4M3FN = DType("float8_e4m3fn", "e4m3", 1)
 FLOAT8_E5M2 = DType("float8_e5m2", "e5m2", 1)
 INT8 = DType("int8", "s8", 1)
@@ -45,6 +43,8 @@ FLOAT8_E8M0FNU = DType("float8_e8m0fnu", "e8m0", 1)  # of scales
 QUANTIZED = {dtype.name: dtype for dtype in (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)}
 SCALES = {dtype.name: dtype for dtype in (FLOAT32, FLOAT8_E8M0FNU)}
 ALL_DTYPES = DTYPES | QUANTIZED | SCALES
+# The types of operands that have others than `DTYPES`; plans check those of the outputs.
+_OWN = {"scale": {"float32": FLOAT32}, "out.q": ALL_DTYPES, "out.scale": ALL_DTYPES}
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64, INT8)
@@ -52,8 +52,6 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 # The keys are the dtypes of NumPy, CuPy and JAX arrays. Those of ml_dtypes are added when they
 # first occur.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
-# The names of outputs, which only some operators have, and whose dtypes they check.
-_QUANTIZED_OUTPUTS = ("out.q", "out.scale")
 
 
 def promoted(a: DType, b: DType) -> DType:
@@ -84,24 +82,33 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
             f"machine's own: pass {argument}.astype('{name}')"
         )
     if name not in allowed(argument):
-        fix = dtype_hint(
-            argument, name, getattr(numpy, "kind", ""), f"{argument}.astype('float32')"
-        )
-        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{fix}")
+        wide = f"{argument}.astype('float32')"
+        expected = expected_dtypes(argument, name, getattr(numpy, "kind", ""), wide)
+        raise TypeError(f"{function}: {argument} has dtype {name}, {expected}")
     _FROM_NUMPY[numpy] = ALL_DTYPES[name]
     return ALL_DTYPES[name]
 
 
 def allowed(argument: str) -> dict[str, DType]:
     """Return the types that an array may have, by name."""
-    return ALL_DTYPES if argument in _QUANTIZED_OUTPUTS else DTYPES
+    return _OWN.get(argument, DTYPES)
 
 
-def dtype_hint(argument: str, name: str, kind: str, wide: str) -> str:
-    """Return the end of the error for a wrong dtype; `wide` is a float32 array."""
+def expected_dtypes(argument: str, name: str, kind: str = "", wide: str = "") -> str:
+    """Return the end of the error for a dtype: what is expected and, if it is simple, what to pass.
+
+    `wide` is the argument as float32.
+    """
+    expected = f"expected {_listed(allowed(argument))}"
     if name.startswith("float8"):
-        return pass_hint(argument, f"a dequantised array, {wide} * scale")
-    return pass_hint(argument, wide) if kind in ("i", "u", "b") else ""
+        return expected + pass_hint(argument, f"a dequantised array, {wide} * scale")
+    is_simple = kind in ("i", "u", "b") or argument == "scale"
+    return expected + (pass_hint(argument, wide) if is_simple and wide else "")
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def parse_dtype(function: str, argument: str, spec: object) -> DType:
@@ -118,8 +125,7 @@ def parse_one_of(
     name = _name(spec)
     if name is None or name not in allowed:
         got = repr(spec) if isinstance(spec, str) or name is None else name
-        *others, last = allowed
-        raise TypeError(f"{function}: {argument} is {got}, expected {', '.join(others)} or {last}")
+        raise TypeError(f"{function}: {argument} is {got}, expected {_listed(allowed)}")
     return allowed[name]
 
 

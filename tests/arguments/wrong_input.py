@@ -200,7 +200,10 @@ def dtypes() -> Cases:
     for name, key, array in arrays():
         for dtype in bad if key == "x" else ["int16"]:
             change = {key: np.zeros(array.shape, getattr(ml_dtypes, dtype, dtype))}
-            hint = f": pass {key}.astype('float32')" if dtype in WHOLE else ""
+            wide = f"{key}.astype('float32')"
+            hint = f": pass {wide}" if dtype in WHOLE else ""
+            if dtype.startswith("float8"):
+                hint = f": pass a dequantised array, {wide} * scale"
             yield Case(name, TypeError, f"{key} has dtype {dtype}, expected {DTYPES}{hint}", change)
 
 

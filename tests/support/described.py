@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cunorm
-from tests.support.calls import BACKWARDS, FORWARDS, empty_call_cache
+from tests.support.calls import BACKWARDS, FORWARDS, QUANTIZED, empty_call_cache
 from tests.support.calls import GROUP_NORMS as GROUPS
 from tests.support.covers import Case, pairwise
 from tests.support.internals import (
@@ -59,6 +59,15 @@ GROUP_FACTORS = COMMON | {
     "layout": ["channels_last", "channels_first"],
     "activation": [None, "swish", "gelu"],
     "needs": [("x", "weight", "bias"), ("x",), ("weight", "bias"), ("bias",)],
+}
+QUANTIZED_FACTORS = {name: FACTORS[name] for name in FACTORS if name not in ("needs", "dtype")} | {
+    "op": QUANTIZED,
+    "dtype": [None, "float8_e5m2", "int8"],
+    "scale": [None, 0.5],
+    "block": [None, 64],
+    "scale_dtype": ["float32", "float8_e8m0fnu"],
+    "absmax_bound": [None, 3.0],
+    "return_y": [False, True],
 }
 DESCRIBED = ("residual", "weight", "bias", "gate")
 
@@ -121,7 +130,8 @@ def clear_all() -> None:
 def cases() -> list[Case]:
     """Return a pairwise cover, without the options that a case's function does not take."""
     found = []
-    for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
+    quantized = map(_with_one_kind_of_scale, pairwise(QUANTIZED_FACTORS))
+    for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS), *quantized]:
         accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
         if "d_residual" in accepted:  # `warmup` also takes the forward's options
             accepted |= {"residual", "residual_dtype"}
@@ -129,6 +139,17 @@ def cases() -> list[Case]:
             case |= {"gate_activation": "silu", "gate_position": "post"}
         found.append({name: case[name] for name in case if name in accepted})
     return found
+
+
+def _with_one_kind_of_scale(case: Case) -> Case:
+    """Leave out the options that do not go with others."""
+    if case["scale"] is not None:
+        case |= {"block": None, "scale_dtype": "float32", "absmax_bound": None}
+    if case["x"] == "float64" or case["shape"][1] % (4 * case["groups"]):
+        case["block"] = None
+    if case["dtype"] == "int8":
+        case["scale_dtype"] = "float32"
+    return case
 
 
 def _parameters(case: Case) -> set[str]:
@@ -152,7 +173,9 @@ def call(case: Case, make: Make) -> None:
     options = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
     given = {"residual": None} | options | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
-        given["dtype"] = case["dtype"]
+        given["dtype"] = (
+            case["dtype"] or signature(getattr(cunorm, case["op"])).parameters["dtype"].default
+        )
     elif case.get("accumulate"):
         parameters = {"weight", "bias"} & set(given) & set(case["needs"])
         kind = cunorm.GroupNormGrads if case["op"] in GROUPS else cunorm.NormGrads
