@@ -21,9 +21,10 @@ from tests.support.quantized import (
     LARGEST,
     QUANTIZED,
     SCALE_LAYOUTS,
-    interesting,
-    magnitudes,
+    around,
+    conversions,
     midpoints,
+    norm_of_ones,
     quantized_call,
     rounded,
 )
@@ -45,42 +46,12 @@ FOUND = (("float8_e4m3fn", None), ("float8_e4m3fn", 32), ("float8_e5m2", 32), ("
 each_found = each("q, block", product(QUANTIZED, (None, 32)), FOUND)
 
 
-def norm_of_ones(device, values, **options):
-    """Return q and y of rows of ones, whose y are the rows of their weight."""
-    x, weight = device.put(np.ones_like(values)), device.put(values)
-    result = cunorm.rms_norm_quantized(x, weight, eps=0.0, return_y=True, **options)
-    q, y = device.get(result.q), device.get(result.y)
-    is_kept = ~np.isnan(values)
-    assert_same_bits(np.isnan(y), ~is_kept)
-    if device.is_gpu and values.dtype != np.float64:  # subnormal numbers become 0
-        is_kept &= (np.abs(values.astype(np.float32)) >= 2.0**-126) | (values == 0)
-    assert_same_bits(y[is_kept], values[is_kept], "y")
-    return q, y
-
-
-def around(numbers, dtype):
-    """Return numbers with three neighbours on each side, in a dtype."""
-    found = [numbers.astype(dtype)]
-    for end in (0, np.inf):
-        near = found[0]
-        for _ in range(3):
-            near = np.nextafter(near, dtype.type(end))
-            found.append(near)
-    return np.concatenate(found)
-
-
 @each("y, q", product(DTYPES, QUANTIZED), CONVERTED)
 @pytest.mark.parametrize("scale", [1.0, 2.0**-9, 0.3])
 @np.errstate(over="ignore", invalid="ignore")  # signalling NaNs
 def test_every_number_of_16_bits_and_every_midpoint_is_converted_right(device, y, q, scale):
     """A GPU holds rows of 1024, and streams a single row."""
-    dtype = DTYPES[y]
-    if dtype.itemsize == 2:
-        values = np.arange(1 << 16, dtype=np.uint16).view(dtype)
-    else:
-        near = around(np.float32(scale) * np.append(midpoints(q), magnitudes(q)), dtype)
-        values = np.concatenate([interesting(q).astype(dtype), near, -near])
-    values = np.resize(values, (-(-values.size // 1024), 1024))
+    values = conversions(y, q, scale)
     for rows in (values, values.reshape(1, -1)) if device.is_gpu else (values,):
         got, found = norm_of_ones(device, rows, dtype=q, scale=scale)
         assert_same_bits(got, reference.quantize(found, dtype=q, scale=scale)[0])

@@ -72,6 +72,42 @@ def interesting(dtype: str) -> Array:
     return np.concatenate([*patterns, *near, *(-one for one in near)])
 
 
+def around(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers with three neighbours on each side, in a dtype."""
+    found = [numbers.astype(dtype)]
+    for end in (0, np.inf):
+        near = found[0]
+        for _ in range(3):
+            near = np.nextafter(near, dtype.type(end))
+            found.append(near)
+    return np.concatenate(found)
+
+
+@np.errstate(invalid="ignore", over="ignore")  # signalling NaNs
+def conversions(y: str, q: str, scale: float) -> Array:
+    """Return rows of 1024 numbers of a dtype: all of 16 bits, or every midpoint times the scale."""
+    dtype = DTYPES[y]
+    if dtype.itemsize == 2:
+        return np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(-1, 1024)
+    near = around(np.float32(scale) * np.append(midpoints(q), magnitudes(q)), dtype)
+    values = np.concatenate([interesting(q).astype(dtype), near, -near])
+    return np.resize(values, (-(-values.size // 1024), 1024))
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def norm_of_ones(on: Any, values: Array, **options: Any) -> tuple[Array, Array]:
+    """Return q and y of rows of ones, whose y are the rows of their weight."""
+    x, weight = on.put(np.ones_like(values)), on.put(values)
+    result = cunorm.rms_norm_quantized(x, weight, eps=0.0, return_y=True, **options)
+    q, y = on.get(result.q), on.get(result.y)
+    is_kept = ~np.isnan(values)
+    assert_same_bits(np.isnan(y), ~is_kept)
+    if on.is_gpu and values.dtype != np.float64:  # subnormal numbers become 0
+        is_kept &= (np.abs(values.astype(np.float32)) >= 2.0**-126) | (values == 0)
+    assert_same_bits(y[is_kept], values[is_kept], "y")
+    return q, y
+
+
 # --- calls ----------------------------------------------------------------------------------------
 
 # A case has these fields besides those of a forward's case (see cases.py). `given_scale` is None, a
