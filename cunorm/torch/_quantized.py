@@ -59,7 +59,7 @@ def rms_norm_quantized(
     >>> import torch, cunorm.torch
     >>> found = cunorm.torch.rms_norm_quantized(torch.tensor([[3.0, 4.0]]), return_y=True)
     >>> found.q.float(), found.y
-    (tensor([[336., 448.]]), tensor([[0.8485, 1.1314]]))
+    (tensor([[320., 448.]]), tensor([[0.8485, 1.1314]]))
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     quantized = (dtype, scale, block, scale_dtype, absmax_bound, return_y)

@@ -260,6 +260,24 @@ def test_the_number_of_a_compiled_call_may_change():
         assert_same([q], call(*given)[:1])
 
 
+def symbolic(call, *tensors):
+    return make_fx(call, tracing_mode="symbolic")(*tensors)
+
+
+@pytest.mark.parametrize("trace", [jit, symbolic])
+def test_numbers_may_follow_from_a_traced_shape_and_a_scale_may_be_a_traced_number(trace):
+    def of_sizes(x, weight):
+        c, scale = x.shape[-1] / 4, x.shape[0] / 100
+        return ct.normalize_quantized(x, weight, c=c, scale=scale, groups=x.shape[-1] // WIDTH).q
+
+    def of_tensor(x, weight, scale):
+        return ct.rms_norm_quantized(x, weight, scale=scale).q
+
+    x, weight = case("e4m3")[1]
+    for call, tensors in (of_sizes, (x, weight)), (of_tensor, (x, weight, torch.tensor(0.1))):
+        assert_same([traced(trace, call, tensors)], [call(*tensors)])
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
