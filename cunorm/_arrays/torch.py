@@ -25,6 +25,7 @@ RESULT_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 TORCH_DTYPES = {dtype: RESULT_DTYPES[dtype] for dtype in DTYPES.values()}  # of operands
 # Types of tensors that are nothing but their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+_QUANTIZED = "_quantized"  # the end of the names of functions whose results have no gradient
 _increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
@@ -65,11 +66,7 @@ class TorchAdapter(ArrayAdapter):
         ):
             raise _refusal(function, argument, array)
         if has_dual_level() and forward_ad.unpack_dual(array).tangent is not None:
-            raise ValueError(
-                f"{function}: {argument} has a forward-mode tangent, which this function does not "
-                "propagate: use cunorm.torch with reverse-mode differentiation, or "
-                f"{argument}.detach()"
-            )
+            raise no_tangents(function, argument)
         spec = TensorSpec(tuple(array.shape), array.stride(), dtype, device)
         return ArrayView(pointer, spec, array, self, writable=True)
 
@@ -118,7 +115,7 @@ class TorchAdapter(ArrayAdapter):
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Tensor], Tensor]:
         if has_model:
             return torch.empty_like  # parses the fewest arguments, torch.empty the most
-        dtype, device = _torch_dtype(spec.dtype), torch.device(str(spec.device))
+        dtype, device = torch_dtype(spec.dtype), torch.device(str(spec.device))
         empty = partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
         return lambda model: empty()
 
@@ -139,7 +136,7 @@ class TorchAdapter(ArrayAdapter):
         return torch.cuda.device(device.index)
 
 
-def _torch_dtype(dtype: DType) -> torch.dtype:
+def torch_dtype(dtype: DType) -> torch.dtype:
     if dtype not in RESULT_DTYPES:
         raise TypeError(f"torch {torch.__version__} has no such dtype, expected 2.7 or later")
     return RESULT_DTYPES[dtype]
@@ -214,10 +211,28 @@ def _refusal(function: str, argument: str, array: Tensor, *more: torch.dtype) ->
         )
     if array.data_ptr() % array.element_size():
         return unaligned(subject, f"{argument}.clone()")
-    return ValueError(
-        f"{subject} requires grad, which this function does not record: use cunorm.torch, "
-        f"torch.no_grad() or {argument}.detach()"
+    return no_gradients(function, argument)
+
+
+def no_gradients(function: str, argument: str) -> ValueError:
+    """Return the error for a tensor that requires grad."""
+    why = "which this function does not record: use cunorm.torch,"
+    if function.endswith(_QUANTIZED):
+        why = "but quantised results have no gradient: use"
+    subject = f"{function}: {argument} requires grad"
+    return ValueError(f"{subject}, {why} torch.no_grad() or {argument}.detach()")
+
+
+def no_tangents(function: str, argument: str) -> ValueError:
+    """Return the error for a tensor with a forward-mode tangent."""
+    why = (
+        "which this function does not propagate: use cunorm.torch with reverse-mode "
+        "differentiation, or"
     )
+    if function.endswith(_QUANTIZED):
+        why = "but quantised results have no tangent: use"
+    subject = f"{function}: {argument} has a forward-mode tangent"
+    return ValueError(f"{subject}, {why} {argument}.detach()")
 
 
 ADAPTER = TorchAdapter()

@@ -236,13 +236,7 @@ def row_geometry(
 ) -> Geometry:
     """Return the geometry of x; a row is all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
-    if ndim == 0:
-        raise ValueError(f"{function}: x has shape (), expected at least one axis")
-    if not -ndim <= axis < ndim:
-        raise ValueError(
-            f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {shape}"
-        )
-    leading_axes = axis % ndim
+    leading_axes = leading_axes_of(function, shape, axis)
     width = prod(shape[leading_axes:])
     if not 0 < width < _WIDTH_LIMIT:
         raise ValueError(
@@ -261,6 +255,18 @@ def row_geometry(
     if block is not None:
         _check_blocks(function, rows.width, leading_axes == ndim - 1, compute)
     return Geometry(shape, compute, leading_axes, rows, branch_gate, block)
+
+
+def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
+    """Return how many axes of x come before a row's."""
+    ndim = len(x_shape)
+    if ndim == 0:
+        raise ValueError(f"{function}: x has shape (), expected at least one axis")
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {x_shape}"
+        )
+    return axis % ndim
 
 
 def _check_blocks(function: str, width: int, is_last_axis: bool, compute: DType) -> None:

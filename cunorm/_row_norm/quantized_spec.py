@@ -15,7 +15,7 @@ from cunorm._core.dtypes import FLOAT32, INT8, QUANTIZED, SCALES, DType, parse_o
 from cunorm._core.operands import DTypes, Specs, dtypes_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
-from cunorm._row_norm.geometry import scale_shape
+from cunorm._row_norm.geometry import leading_axes_of, scale_shape
 from cunorm._row_norm.spec import CHECKS, RowForwardSpec, Scalars
 from cunorm.results import QuantizedNorm
 
@@ -50,7 +50,8 @@ class RowQuantizedSpec(RowForwardSpec):
 
     def scale_shape(self, x_shape: Shape) -> Shape:
         """Return the shape of a scale that the call finds."""
-        return scale_shape(x_shape, self.axis % len(x_shape), self.groups, self.block)
+        leading_axes = leading_axes_of(self.function, x_shape, self.axis)
+        return scale_shape(x_shape, leading_axes, self.groups, self.block)
 
     def numbers(self, width: int) -> tuple[float, ...]:
         """Return the numbers that a forward has, the given scale and the bound of |y|."""

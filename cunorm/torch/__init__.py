@@ -9,12 +9,12 @@ group norm has x's memory layout.
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
 backward, a function keeps x (or the new stream, if there is a residual), gate, weight, bias, rstd
 and, if it subtracts a mean, mean; for the gradient of a branch's gate, it keeps x, too. A second
-derivative uses torch's own operations. Modules round as functions do. A wrong argument of a module
-is an error when the module is made (a wrong device is torch's error); a wrong x is an error when
-the module is called.
+derivative uses torch's own operations. Quantised results have no gradient. Modules round as
+functions do. A wrong argument of a module is an error when the module is made (a wrong device is
+torch's error); a wrong x is an error when the module is called.
 """
 
-from cunorm.results import AddNorm
+from cunorm.results import AddNorm, QuantizedNorm
 from cunorm.torch._functions import (
     add_layer_norm,
     add_normalize,
@@ -27,6 +27,11 @@ from cunorm.torch._functions import (
     rms_norm,
 )
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._quantized import (
+    layer_norm_quantized,
+    normalize_quantized,
+    rms_norm_quantized,
+)
 from cunorm.torch._replace import LeftNorm, ReplacedNorm, Replacement, replace_norms, restore_norms
 
 __all__ = [
@@ -36,6 +41,7 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "LeftNorm",
+    "QuantizedNorm",
     "RMSNorm",
     "ReplacedNorm",
     "Replacement",
@@ -46,8 +52,11 @@ __all__ = [
     "instance_norm",
     "l2_norm",
     "layer_norm",
+    "layer_norm_quantized",
     "normalize",
+    "normalize_quantized",
     "replace_norms",
     "restore_norms",
     "rms_norm",
+    "rms_norm_quantized",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cunorm._arrays._torch_private import (
     count_modes,
@@ -20,7 +21,7 @@ from cunorm._arrays._torch_private import (
     untransformed_apply,
 )
 from cunorm._arrays.registry import view
-from cunorm._arrays.torch import PLAIN_TYPES, dense_form
+from cunorm._arrays.torch import PLAIN_TYPES, dense_form, no_tangents
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present
@@ -53,8 +54,10 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
         if not any(map(needs_operator, arrays)):
             raise
         mode = DispatchMode.OPERATOR
-        _check_tensors(scalars[0], pair.forward.inputs, arrays)
+        check_tensors(scalars[0], pair.forward.inputs, arrays)
     operators = OPERATORS[pair.name]
+    if mode is DispatchMode.OPERATOR:
+        refuse_tangents(scalars[0], pair.forward.inputs, arrays)
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
     return present(run(*arrays, forward_text(pair.name, *map(specialized, scalars))))
 
@@ -70,11 +73,11 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         if array is None:
             continue
         if type(array) not in PLAIN_TYPES:
-            _check_tensors(function, names, arrays)
+            check_tensors(function, names, arrays)
             return DispatchMode.OPERATOR
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
-        _check_tensors(function, names, arrays)
+        check_tensors(function, names, arrays)
     if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
     # At a dual level, tensors may have tangents: the Function raises an error for them.
@@ -96,7 +99,7 @@ def _transformed_mode(function: str) -> DispatchMode:
     return DispatchMode.OPERATOR
 
 
-def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
+def check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
     """Check that every operand is a dense tensor; all operands except x may be None."""
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, torch.Tensor):
@@ -111,6 +114,13 @@ def _check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None
             got = describe_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
+
+
+def refuse_tangents(function: str, names: Sequence[str], arrays: Tensors) -> None:
+    """Raise an error for a tensor with a forward-mode tangent, which an operator would drop."""
+    for name, array in zip(names, arrays, strict=True) if has_dual_level() else ():
+        if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
+            raise no_tangents(function, name)
 
 
 def specialized(scalar: object) -> object:

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 from cunorm._arrays._torch_private import assume_constant, is_transforming
-from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
+from cunorm._arrays.torch import PLAIN_TYPES, torch_dtype
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.operands import Kind, Slot, dtypes_of
 from cunorm._core.plan import OpDef, OpSpec, spec_from_json, spec_to_json
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import dispatch_spec, parse
+from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
+from cunorm._row_norm.spec import RowNormSpec
 from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import unwrapped
 from cunorm.torch._vmap import RowBatch, SampleBatch
@@ -35,17 +37,16 @@ _from_text = memoize()(spec_from_json)
 
 
 class Operator:
-    """An operator of torch's dispatcher, which is one direction of a pair."""
+    """An operator of torch's dispatcher, which makes the calls of an OpDef."""
 
-    def __init__(self, pair: OpPair, direction: str) -> None:
-        self.pair, op = pair, getattr(pair, direction)
-        self.op: OpDef[Any] = op
+    def __init__(self, name: str, op: OpDef[Any]) -> None:
+        self.op, self._is_rows = op, issubclass(op.spec_type, RowNormSpec)
         inputs = [
             f"Tensor{'' if one.is_required else '?'} {one.argument}" for one in op.input_slots
         ]
         outputs = ", ".join(["Tensor"] * len(op.outputs))
         self.call: CustomOpDef = torch.library.custom_op(
-            f"cunorm::{pair.name}_{direction}",
+            f"cunorm::{name}",
             partial(self._call, self._own_outputs),
             mutates_args=(),
             schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
@@ -74,7 +75,7 @@ class Operator:
 
     def _empty_like(self, x: Tensor, **options: Any) -> Tensor:
         """Return an empty tensor with the memory layout of outputs that have x's shape."""
-        layout = torch.contiguous_format if self.pair.is_rows else torch.preserve_format
+        layout = torch.contiguous_format if self._is_rows else torch.preserve_format
         return torch.empty_like(x, memory_format=layout, **options)
 
     def _fake_outputs(self, spec: Any, arrays: Tensors) -> Tensors:
@@ -82,11 +83,14 @@ class Operator:
         op = self.op
         named = zip(op.input_slots, arrays, strict=True)
         operands: dict[str, Any] = {slot.name: array for slot, array in named}
-        specs = {name: _spec_of(spec.function, name, array) for name, array in operands.items()}
+        specs = {
+            slot.name: _spec_of(spec.function, slot.argument, operands[slot.name])
+            for slot in op.input_slots
+        }
         given = [array for array in arrays if array is not None]
         if any(type(array) in PLAIN_TYPES and array.is_meta for array in given):
             op.plan(spec, (*specs.values(), *op.no_outputs))
-        if self.pair.is_rows:
+        if self._is_rows:
             spec.check_options(operands)
         results = dict.fromkeys(slot.name for slot in op.result_slots)
         x, dtypes = operands["x"], spec.result_dtypes({**results, **dtypes_of(specs)})
@@ -94,9 +98,11 @@ class Operator:
         def fake(slot: Slot) -> Operand:
             if slot.name not in dtypes:
                 return None
-            dtype, like = TORCH_DTYPES[dtypes[slot.name]], operands.get(slot.name[1:], x)
+            dtype, like = torch_dtype(dtypes[slot.name]), operands.get(slot.name[1:], x)
             if slot.kind is Kind.STATISTIC:
                 return x.new_empty(spec.statistics_shape(x.shape), dtype=dtype)
+            if slot.kind is Kind.SCALE:
+                return x.new_empty(spec.scale_shape(x.shape), dtype=dtype)
             if like is not x:
                 return x.new_empty(like.shape, dtype=dtype)
             return self._empty_like(x, dtype=dtype)
@@ -110,7 +116,7 @@ class Operator:
         """
         *arrays, text = arguments
         spec, dims = _from_text(self.op.spec_type, text), dims[: len(arrays)]
-        kind = RowBatch if self.pair.is_rows else SampleBatch
+        kind = RowBatch if self._is_rows else SampleBatch
         batch = kind(self.op, spec, info.batch_size, dims, arrays)
         if batch.is_one_call():
             with suppress(ValueError):  # `_items` raises the error of an item
@@ -161,7 +167,8 @@ class Operators:
 
     def __init__(self, pair: OpPair) -> None:
         self.pair = pair
-        self.forward, self.backward = (Operator(pair, one).call for one in ("forward", "backward"))
+        self.forward = Operator(f"{pair.name}_forward", pair.forward).call
+        self.backward = Operator(f"{pair.name}_backward", pair.backward).call
         self.forward.register_autograd(self._eager_gradients, setup_context=self._save)
         backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
         gradients = partial(self._gradients, backward)
@@ -222,6 +229,7 @@ def _refuse(*_: object) -> Tensors:
     )
 
 
+QUANTIZED = Operator(ROW_QUANTIZED.name, ROW_QUANTIZED).call
 OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 
 
@@ -229,3 +237,9 @@ OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
 def forward_text(name: str, *params: object) -> str:
     """Return the spec, as text, of a forward that also returns statistics."""
     return _to_text(saving(parse(OPERATORS[name].pair.forward, params)))
+
+
+@assume_constant
+def quantized_text(*params: object) -> str:
+    """Return the spec, as text, of a row norm with a quantised result."""
+    return _to_text(parse(ROW_QUANTIZED, params))

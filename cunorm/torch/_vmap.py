@@ -2,6 +2,7 @@
 """A batch of calls by torch.func.vmap as one call with more rows, or with more samples."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ class RowBatch:
     """A batch of row norms: the batch is a new first axis of x, and all operands are views."""
 
     def __init__(self, op: OpDef[Any], spec: Any, batch: int, dims: Dims, arrays: Tensors) -> None:
-        self.op, self.batch, self.axis = op, batch, getattr(spec, "axis", 1)
+        self.op, self.spec, self.batch, self.axis = op, spec, batch, getattr(spec, "axis", 1)
         self.given = [*zip(op.input_slots, arrays, dims, strict=True)]
         self.shapes = {
             slot.name: _item_shape(array, dim)
@@ -31,13 +32,16 @@ class RowBatch:
         has_branch = getattr(spec, "gate_position", "") == "branch"
         named = [slot.name for slot in op.input_slots if slot.kind is Kind.PARAMETER]
         self.parameters = {*named, *(["gate"] if has_branch else [])}
+        self.scales = {slot.name for slot in op.input_slots if slot.kind is Kind.SCALE}
 
     def is_one_call(self) -> bool:
         """Return whether one call has the results of the items, unless it is an error."""
-        ndim, given = len(self.of_x), self.parameters & self.shapes.keys()
+        ndim, given = len(self.of_x), (self.parameters | self.scales) & self.shapes.keys()
         return -ndim <= self.axis < ndim and all(self._fits(n, self.shapes[n]) for n in given)
 
     def _fits(self, name: str, shape: tuple[int, ...]) -> bool:
+        if name in self.scales:
+            return prod(shape) == 1 or shape == self.spec.scale_shape(self.of_x)
         return len(shape) <= len(self.of_x)
 
     def inputs(self) -> list[Operand]:
@@ -45,19 +49,28 @@ class RowBatch:
         return [a if a is None else self._input(slot.name, a, dim) for slot, a, dim in self.given]
 
     def _input(self, name: str, array: Tensor, dim: int | None) -> Tensor:
-        is_parameter = name in self.parameters
-        if is_parameter and dim is None and self._stays(name):
+        if dim is None and self._stays(name):
             return array
         moved = array.expand(self.batch, *array.shape) if dim is None else array.movedim(dim, 0)
-        return self._parameter(name, moved) if is_parameter else self._merged(moved)
+        if name in self.scales:
+            return self._scale(moved)
+        return self._parameter(name, moved) if name in self.parameters else self._merged(moved)
 
     def _stays(self, name: str) -> bool:
-        """Return whether the one call has the parameter that all items share."""
-        return name not in self.needs
+        """Return whether the one call has the operand that all items share."""
+        if name in self.scales:
+            return prod(self.shapes[name]) == 1
+        return name in self.parameters and name not in self.needs
 
     def _parameter(self, name: str, array: Tensor) -> Tensor:
         ones = len(self.of_x) - len(self.shapes[name])
         return array.unflatten(0, (self.batch, *[1] * ones))
+
+    def _scale(self, array: Tensor) -> Tensor:
+        """Return a scale for each row of the batch; an item may have one number for its rows."""
+        if array.numel() == self.batch:
+            array = array.reshape(self.batch, *[1] * len(self.of_x))
+        return array.expand(self.batch, *self.spec.scale_shape(self.of_x))
 
     def outputs(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs of the batch, from those of the one call."""

@@ -84,6 +84,7 @@ def torch_calls() -> Calls:
 
     return [
         lambda: rms(torch.ones(2, 8, requires_grad=True)),
+        lambda: cunorm.torch.rms_norm_quantized(torch.ones(2, 8, requires_grad=True)),
         with_tangent,
         lambda: rms(x.as_subclass(type("Other", (torch.Tensor,), {}))),
         lambda: rms(x.to(torch.complex64).conj().imag),

@@ -121,3 +121,11 @@ class Watch(TorchDispatchMode):
         if operator.namespace == "cunorm":
             self.seen.append((operator, args))
         return operator(*args, **kwargs or {})
+
+
+def assert_same(actual, expected):
+    """Check that tensors agree in dtype, strides and bits; torch.equal takes no 8-bit floats."""
+    for one, other in zip(actual, expected, strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        one, other = (t.view(torch.uint8) if t.itemsize == 1 else t for t in (one, other))
+        assert torch.equal(one, other)

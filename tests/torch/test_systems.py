@@ -133,22 +133,6 @@ def test_the_import_of_cunorm_torch_leaves_torchs_compiler_alone():
 # --- torch.compile --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def inductor(tmp_path):
-    """Use an empty cache: inductor's key does not depend on the implementation of operators.
-
-    Inductor also skips its tests of instruction sets and its precompiled header, which are slow.
-    """
-    torch.compiler.reset()
-    quick = {"cpp.vec_isa_ok": False}
-    if hasattr(torch._inductor.config, "cpp_cache_precompile_headers"):
-        quick["cpp_cache_precompile_headers"] = False
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(quick):
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        yield
-    torch.compiler.reset()
-
-
 def every_norm(x, residual, weight, bias, scale, images):
     """Run norms; inductor computes the first group norm's x, and chooses the layout of this x."""
     y, stream = ct.add_rms_norm(x, residual)

@@ -94,6 +94,21 @@ def test_missing_derivatives_are_an_error(name):
             call(forward_ad.make_dual(values, values), *rest)
 
 
+def test_operators_refuse_tangents_which_they_would_drop():
+    def norm(x):
+        return ct.rms_norm(x)
+
+    x = torch.arange(12.0).reshape(3, 4)
+    text = r"rms_norm: x has a forward-mode tangent.*\.detach\(\)"
+    with Watch(), forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{text}$"):
+        norm(forward_ad.make_dual(x, x))
+    compiled = torch.compile(
+        lambda x: torch.func.jvp(norm, (x,), (x,)), backend="eager", fullgraph=True
+    )
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
+        compiled(x)
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.functionalize, torch.func.vmap])
 def test_the_backward_of_an_earlier_call_runs_in_a_transform(transform):
     call, tensors = case("add_normalize")
