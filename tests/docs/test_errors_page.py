@@ -71,7 +71,7 @@ FOR_COMPILERS = {  # $CXX, and the start of the message
 ELSEWHERE = (  # other tests raise these messages, which need more than a plain call
     "weight is on cpu",
     "a bfloat16 NumPy array needs",
-    "a float8_e4m3fn NumPy array needs",
+    "a result of dtype float8_e4m3fn: a float8_e4m3fn NumPy array needs",
     "InternalTorchDynamoError",
     "x is spread over 4 devices",
     "this JAX's foreign function interface",
