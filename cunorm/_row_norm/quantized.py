@@ -123,8 +123,8 @@ def normalize_quantized(
     >>> x = np.array([[3, 4], [-30, 40]], dtype=np.float32)
     >>> q, scale, *_ = cunorm.normalize_quantized(x, c=1, dtype="int8")
     >>> q, scale.round(5)
-    (array([[  95,  127],
-           [ -95,  127]], dtype=int8), array([[0.0063],
+    (array([[ 95, 127],
+           [-95, 127]], dtype=int8), array([[0.0063],
            [0.0063]], dtype=float32))
     >>> (q * scale).round(3)
     array([[ 0.598,  0.8  ],
