@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _LEGEND = f"""
 time:  of a call that allocates its results; the shortest of {REPEATS}
 GB/s:  what the call must read and write, over that time
 error: the largest error against a float64 reference, as a fraction of the bound that
-       cunorm promises: 1 would be at the bound. In bfloat16 and float16, and for the new
-       stream of adaLN-Zero, the rounding of the results alone comes close to it.
+       cunorm promises: 1 would be at the bound. In bfloat16 and float16, in 8 bits, and for
+       the new stream of adaLN-Zero, the rounding of the results alone comes close to it.
 """
 _NEXT = """
 next: python -m cunorm demo --input FILE.npy  the same on your own rows
@@ -79,7 +80,8 @@ def _cases(rows: Array, is_quick: bool, out: Console) -> Iterator[tuple[Operator
             continue
         operands = operators.row_operands(rows, storage)
         for operator in operators.operators(rows.shape[-1], dtype, is_quick):
-            yield operator, operator.operands(operands)
+            if not (operator.needs_float8 and find_spec("ml_dtypes") is None):
+                yield operator, operator.operands(operands)
 
 
 def _table(cases: list[tuple[Operator, Operands]], device: Device, out: Console) -> Iterator[Row]:
@@ -105,7 +107,7 @@ def _rows(operator: Operator, host: Operands, device: Device) -> Iterator[Row]:
     shape, dtype = "x".join(map(str, host["x"].shape)), str(host["x"].dtype)
     for (direction, call), (exact, bounds) in zip(calls.items(), expected, strict=True):
         result = call()
-        results = [result, saved] if direction == "forward" else [result]
+        results = operator.checked(direction, result, saved)
         error = max(worst_error(one, exact, bounds) for one in results)
         text = f"{operator.label:26} {direction:9} {shape:>10} {dtype:8}"
         yield text, call, bytes_moved(call, result), error

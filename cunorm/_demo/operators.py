@@ -19,8 +19,9 @@ import cunorm
 from cunorm import _info, reference
 from cunorm._backends.cpu.compiler import has_compiler, search
 from cunorm._backends.cpu.threads import thread_count
+from cunorm._demo.quantized import dequantized, error_of
 from cunorm._row_norm.spec import MODELS
-from cunorm.reference.tolerance import Tolerance, exact_of_stream
+from cunorm.reference.tolerance import Tolerance, bound, exact_of_stream
 
 Array = NDArray[Any]
 Operands = Mapping[str, Any]
@@ -34,10 +35,16 @@ _MEAN = "1e4"  # added to x of one operator
 _MODULATED = ("layer_norm, adaLN", "add_layer_norm, adaLN-Zero", "group_norm, AdaGN")
 # The operators shown for a dtype and `is_quick`; a pair that is not listed shows all operators.
 _SHOWN = {
-    ("float32", True): ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
+    ("float32", True): (
+        *("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
+        "rms_norm_quantized",
+    ),
     ("bfloat16", True): ("rms_norm",),
     ("float16", True): (),
-    ("bfloat16", False): ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
+    ("bfloat16", False): (
+        *("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
+        "rms_norm_quantized",
+    ),
     ("float16", False): ("rms_norm", "group_norm, silu"),
 }
 
@@ -137,10 +144,13 @@ def row_operands(rows: Array, dtype: DTypeLike) -> dict[str, Array]:
 class Operator:
     """A norm with its label in the table and the options of both directions."""
 
+    needs_float8 = False  # dtypes of ml_dtypes
+
     def __init__(self, label: str, options: Mapping[str, Any]) -> None:
         self.label, self.name, self.options = label, label.partition(",")[0], options
         # The name before `_forward` and `_backward`.
-        self.base = "group_norm" if "num_groups" in options else self.name.removeprefix("add_")
+        name = self.name.removeprefix("add_").removesuffix("_quantized")
+        self.base = "group_norm" if "num_groups" in options else name
         self.is_gated_branch = options.get("gate_position") == "branch"
         self.eps: float = signature(getattr(cunorm, self.name)).parameters["eps"].default
 
@@ -194,8 +204,13 @@ class Operator:
         return partial(getattr(module, f"{self.base}_backward"), **arguments)
 
     def calls(self, operands: Operands, saved: Any) -> dict[str, partial[Any]]:
+        """Return the call of each direction that is timed and checked."""
         forward = self.forward(cunorm, operands, self.name)
         return {"forward": forward, "backward": self.backward(cunorm, operands, saved)}
+
+    def checked(self, direction: str, result: Any, saved: Any) -> list[Any]:
+        """Return the results that are compared with the exact ones."""
+        return [result, saved] if direction == "forward" else [result]
 
     def expected(
         self, operands: Operands, stream: Array | None = None
@@ -220,6 +235,28 @@ class Operator:
 
     def _exact(self, operands: Operands) -> Any:
         return self.forward(reference, operands)()
+
+
+class QuantizedOperator(Operator):
+    """A norm of x and weight with a quantised result, which has no backward."""
+
+    needs_float8 = True
+
+    def operands(self, rows: Operands) -> dict[str, Any]:
+        return {name: rows[name] for name in ("x", "weight")}
+
+    def calls(self, operands: Operands, saved: Any) -> dict[str, partial[Any]]:
+        return {"forward": partial(getattr(cunorm, self.name), **operands, **self.options)}
+
+    def checked(self, direction: str, result: Any, saved: Any) -> list[Any]:
+        return [dequantized(result)]
+
+    def expected(
+        self, operands: Operands, stream: Array | None = None
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        exact, errors = next(super().expected(operands, stream))
+        error = bound(exact.y, errors["y"], str(operands["x"].dtype))
+        yield exact, {"y": error_of(exact.y, error)}
 
 
 def _in_samples(rows: Array) -> Array:
@@ -253,6 +290,11 @@ def operators(width: int, dtype: str = "float32", is_quick: bool = False) -> lis
         "instance_norm": {"num_groups": width, "channel_axis": -1},
         f"group_norm, mean {_MEAN}": silu,
         **dict(zip(_MODULATED, (modulated, modulated | gated, silu), strict=True)),
+        **{"rms_norm_quantized": {}, "layer_norm_quantized": {}, "normalize_quantized": scaled},
     }
     labels = _SHOWN.get((dtype, is_quick), forms.keys())
-    return [Operator(*form) for form in forms.items() if form[0] in labels]
+    return [_kind(form[0])(*form) for form in forms.items() if form[0] in labels]
+
+
+def _kind(label: str) -> type[Operator]:
+    return QuantizedOperator if label.endswith("_quantized") else Operator

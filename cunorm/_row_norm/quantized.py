@@ -75,7 +75,7 @@ def normalize_quantized(
     scale : float or array, optional
         The scale, instead of one that is found: a positive number, or float32 with one element or
         with one for each row, of shape ``(*x.shape[:axis], 1)``. The elements of an array are not
-        checked; they are to be positive and finite.
+        checked; they are to be positive, finite and not subnormal.
     block : int, optional
         32, 64 or 128: each so many columns of a row share a scale. The last block of a row may be
         shorter. A row is then the last axis, its width a multiple of 4, and x is not float64.
@@ -123,8 +123,8 @@ def normalize_quantized(
     >>> x = np.array([[3, 4], [-30, 40]], dtype=np.float32)
     >>> q, scale, *_ = cunorm.normalize_quantized(x, c=1, dtype="int8")
     >>> q, scale.round(5)
-    (array([[  95,  127],
-           [ -95,  127]], dtype=int8), array([[0.0063],
+    (array([[ 95, 127],
+           [-95, 127]], dtype=int8), array([[0.0063],
            [0.0063]], dtype=float32))
     >>> (q * scale).round(3)
     array([[ 0.598,  0.8  ],

@@ -37,7 +37,10 @@ from cunorm.reference.rows import Array, round_to, sum_to
 
 U = 2.0**-24
 LOST = 2.0**-126
-_FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
+_FORMATS = {  # digits, and the lowest exponent of a normal number
+    **{"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)},
+    "float8_e4m3fn": (4, -6),
+}
 _ROW = (-4, -2, -1)  # the axes of `Tolerance.shape` that make up a row
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -42,6 +43,26 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
     lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
 ]
+quantized = cunorm.rms_norm_quantized
+BLOCKS = {"block": 32}
+QUANTIZED: Calls = [
+    lambda: quantized(X, dtype="float16"),
+    lambda: quantized(X, scale_dtype="bfloat16"),
+    lambda: quantized(X, scale=-1.0),
+    lambda: quantized(X, absmax_bound=0),
+    lambda: quantized(X, scale=np.ones(1)),
+    lambda: quantized(np.ones((5, 8), np.float32), scale=np.ones(5, np.float32)),
+    lambda: quantized(X, scale=1.0, scale_dtype="float8_e8m0fnu"),
+    lambda: quantized(X, scale=1.0, **BLOCKS),
+    lambda: quantized(X, dtype="int8", scale_dtype="float8_e8m0fnu"),
+    lambda: quantized(X, block=16),
+    lambda: quantized(X, groups=4, **BLOCKS),
+    lambda: quantized(X, axis=0, **BLOCKS),
+    lambda: quantized(X.astype(np.float64), **BLOCKS),
+    lambda: quantized(X, out=cunorm.QuantizedNorm(q=np.empty((2, 8), np.int8))),
+    lambda: quantized(X, scale=1.0, out=cunorm.QuantizedNorm(scale=np.ones((2, 1), np.float32))),
+    lambda: rms(X.astype(ml_dtypes.float8_e4m3fn)),
+]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",
     "/nowhere/g++": "CXX=",
@@ -50,6 +71,7 @@ FOR_COMPILERS = {  # $CXX, and the start of the message
 ELSEWHERE = (  # other tests raise these messages, which need more than a plain call
     "weight is on cpu",
     "a bfloat16 NumPy array needs",
+    "a result of dtype float8_e4m3fn: a float8_e4m3fn NumPy array needs",
     "InternalTorchDynamoError",
     "x is spread over 4 devices",
     "this JAX's foreign function interface",
@@ -141,6 +163,7 @@ def plain_messages() -> list[str]:
 
 PLAIN_SECTIONS = ("Arrays", "Scalars", "The backward", "out and workspace")
 SECTIONS = dict.fromkeys(PLAIN_SECTIONS, plain_messages) | {
+    "Quantised results": lambda: messages_of(QUANTIZED),
     "PyTorch": lambda: messages_of(torch_calls()),
     "JAX": lambda: messages_of(jax_calls()),
 }

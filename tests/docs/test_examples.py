@@ -13,12 +13,13 @@ import cunorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = pytest.mark.real_gpu("PyTorch, JAX and hundreds of steps need a real GPU")
-STACK, TRAINING, DENOISING, TORCH, DIT, JAX = [
+STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX = [
     "prenorm_stack",
     "train_char_lm",
     "vae_block",
     "torch_train",
     "torch_dit",
+    "torch_fp8_mlp",
     "jax_train",
 ]
 SMALL = {
@@ -38,7 +39,7 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(name):
-        if name in (TORCH, DIT, JAX):
+        if name in (TORCH, DIT, FLOAT8, JAX):
             library = name.partition("_")[0]
             pytest.importorskip(library, reason=f"{library} is not installed")
         module = importlib.import_module(name)
@@ -239,6 +240,37 @@ def test_the_diffusion_example_exits_with_1_if_a_gradient_is_wrong_or_few_pictur
     assert shown == difference(printed) > 1e-4
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])])
+@pytest.mark.parametrize("has_product", [True, False])
+def test_products_of_8_bit_floats_are_as_near_to_bfloat16_as_their_digits_allow(
+    device, has_product, run, example, monkeypatch
+):
+    if not has_product:
+        monkeypatch.delattr(example(FLOAT8).torch, "_scaled_mm", raising=False)
+    printed, (*_, difference, tolerance) = run(FLOAT8, " give the result ", device=device)
+    assert has_product or "products: of dequantised float32 factors\n" in printed.out
+    rows = re.findall(r"^ +\d+ +(\d+\.\d\d)% +(\d+\.\d\d)%$", printed.out, re.M)
+    half, quantized = np.array(rows, dtype=float).T
+    assert len(rows) == 2
+    assert half.max() < 2 and quantized.min() > 4  # two digits less
+    assert 4 < difference < tolerance == 10
+
+
+def test_the_example_of_8_bit_floats_exits_with_1_if_scales_are_too_large(
+    run, example, monkeypatch
+):
+    example(FLOAT8)
+    right = cunorm.rms_norm_quantized
+
+    def too_large(*arrays, **options):
+        found = right(*arrays, **options)
+        return found._replace(scale=found.scale * 1.125)
+
+    monkeypatch.setattr(cunorm, "rms_norm_quantized", too_large)
+    _, (*_, difference, tolerance) = run(FLOAT8, " do not give ", status=1)
+    assert difference > tolerance
+
+
 def test_the_torch_example_exits_with_1_if_a_gradient_is_a_little_wrong(run, example, monkeypatch):
     script = example(TORCH)
     from cunorm.torch._pair import OpPair
@@ -281,6 +313,7 @@ def test_the_jax_example_exits_with_1_if_a_norm_drops_the_streams_gradient(
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
         (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
+        (FLOAT8, "--tokens 40", "--tokens is 40, expected a multiple of 16"),
         (DIT, "--width 12", "--width is 12, expected a multiple of twice --heads, 8"),
         (STACK, "--output no/a.png", "argument --output: is no/a.png, expected a file in a folder"),
         (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),

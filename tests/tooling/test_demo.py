@@ -17,6 +17,7 @@ import pytest
 
 import cunorm
 from cunorm import reference
+from cunorm.reference.tolerance import worst_error
 from tests import softgpu
 from tests.support.caches import fresh_process
 from tests.support.described import with_empty_caches
@@ -32,7 +33,8 @@ from tests.support.internals import (
 )
 from tests.support.processes import python
 
-ALL, IN_16_BITS, QUICK = 19, 6, 5  # numbers of norms; each norm has two rows in the table
+ALL, IN_16_BITS, QUICK = 19, 6, 5  # numbers of norms that have two rows in the table
+ROWS_OF_ALL, ROWS_OF_QUICK = 2 * (ALL + IN_16_BITS) + 4, 2 * QUICK + 1  # some are quantised
 ROW = re.compile(r"(.{26}) (forward |backward) +([\dx]+) (b?float\d+) .*")
 RANDOM = np.random.default_rng(0).standard_normal((20, 24))
 
@@ -75,7 +77,7 @@ def test_every_function_is_right_in_both_directions_on_a_text_of_the_installatio
     monkeypatch.setattr(_demo.operators.text, "__defaults__", (256,))
     with fresh_process(**({} if compiled else {"CXX": "", "PATH": os.devnull})):
         assert main(["demo", "--device", "cpu"]) == 0
-    output, results = capsys.readouterr().out, 2 * (ALL + IN_16_BITS)
+    output, results = capsys.readouterr().out, ROWS_OF_ALL
     assert re.match(
         r"input:  Python's pydoc.py, its first 256 bytes, each as a row of 256 ", output
     )
@@ -87,15 +89,16 @@ def test_every_function_is_right_in_both_directions_on_a_text_of_the_installatio
     assert len(set(rows)) == len(rows) == results
     assert [row[:2] for row in rows[:2]] == [("rms_norm", "forward"), ("rms_norm", "backward")]
     public = {name for name in _warmup.FUNCTIONS if not name.endswith(("_forward", "_backward"))}
-    for direction in ("forward", "backward"):
-        assert {name.partition(",")[0] for name, way, *_ in rows if way == direction} == public
+    derived = {name for name in public if not name.endswith("_quantized")}
+    for direction, names in (("forward", public), ("backward", derived)):
+        assert {name.partition(",")[0] for name, way, *_ in rows if way == direction} == names
 
 
 def test_a_quick_demo_of_an_array_shows_some_rows_of_the_whole_demo(demo):
     with fresh_process(CXX="", PATH=os.devnull):
         whole = table(demo(RANDOM.reshape(2, 10, 24))[1])
     quick = table(demo(RANDOM, "--quick")[1])
-    assert (len(whole), len(quick)) == (2 * (ALL + IN_16_BITS), 2 * QUICK)
+    assert (len(whole), len(quick)) == (ROWS_OF_ALL, ROWS_OF_QUICK)
     assert set(quick) < set(whole)
     assert {row[2] for row in whole} == {"20x24", "4x5x24", "4x24x5"}
 
@@ -194,7 +197,7 @@ def test_a_wrong_result_is_marked_and_makes_the_status_1(name, label, factor, de
     status, output = demo(RANDOM, "--quick")
     assert status == 1
     assert re.findall("\n(.*?)  .* [\\d.inf]+  WRONG\n", output) == [label]
-    assert f"\n1 of {2 * QUICK} results are further off than their bounds" in output
+    assert f"\n1 of {ROWS_OF_QUICK} results are further off than their bounds" in output
     for name, is_coloured in (("FORCE_COLOR", True), ("NO_COLOR", False)):
         monkeypatch.setenv(name, "1")
         assert ("\033[31m" in demo(RANDOM, "--quick")[1]) == is_coloured
@@ -209,7 +212,7 @@ def test_only_a_terminal_shows_which_builds_compile(demo, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     demo(RANDOM, "--quick")
-    assert "compiling norms 2 to 5 of 5" in sys.stdout.getvalue()
+    assert "compiling norms 2 to 6 of 6" in sys.stdout.getvalue()
 
 
 def test_nothing_compiles_while_a_call_is_timed_and_the_first_row_waits_for_one_kernel(
@@ -229,7 +232,25 @@ def test_nothing_compiles_while_a_call_is_timed_and_the_first_row_waits_for_one_
     monkeypatch.setattr(_compile, "_load", lambda build: events.append("load") or load(build))
     assert demo(RANDOM, "--quick")[0] == 0
     assert events[:5] == ["load", "time", "load", "load", "time"]
-    assert events.count("time") == 2 * QUICK
+    assert events.count("time") == ROWS_OF_QUICK
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_quantised_result_is_wrong_if_a_number_is_a_step_off_or_the_scales_are_too_large(dtype):
+    (norm,) = (one for one in operators(24) if one.label == "rms_norm_quantized")
+    host = norm.operands(row_operands(RANDOM, dtype))
+    found = norm.calls(host, None)["forward"]()
+    exact, bounds = next(norm.expected(host))
+
+    def error(found):
+        (result,) = norm.checked("forward", found, None)
+        return worst_error(result, exact, bounds)
+
+    assert error(found) <= 1
+    codes = found.q.view(np.uint8).copy()
+    codes[3, 5] += 1
+    assert error(found._replace(q=codes.view(found.q.dtype))) > 1
+    assert error(found._replace(scale=found.scale * np.float32(1.02))) > 1
 
 
 N, D = 32, 48
@@ -334,8 +355,8 @@ def test_a_plot_is_drawn_and_its_speeds_are_printed(demo, tmp_path):
 @pytest.mark.gpu
 def test_the_demo_is_within_the_bounds_on_cuda(demo):
     # The software GPU takes seconds for all norms, which tests of the operators run on it, too.
-    options, count = (["--quick"], QUICK) if softgpu.is_loaded() else ([], ALL + IN_16_BITS)
+    options, count = (["--quick"], ROWS_OF_QUICK) if softgpu.is_loaded() else ([], ROWS_OF_ALL)
     status, output = demo(RANDOM[:6, :20], *options, device="cuda")
     assert status == 0
     assert "\ndevice: cuda, " in output
-    assert len(table(output)) == 2 * count
+    assert len(table(output)) == count
