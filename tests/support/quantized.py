@@ -135,9 +135,15 @@ class QuantizedCall(NamedTuple):
     of_scale: dict[str, Any]  # what the oracle needs besides y
 
     def expected(self) -> QuantizedNorm[Any]:
-        """Return the norm's own y and stream, and the oracle's q and scale of this y."""
+        """Return the norm's own y and stream, and the oracle's q and scale of this y.
+
+        With a weight of float64, y may be float64 though it is computed in float32.
+        """
         norm = self.norm.run()
-        q, scale = reference.quantize(norm.y, **self.of_scale)
+        y, inputs = norm.y, (self.norm.inputs["x"], self.norm.inputs["residual"])
+        if not any(one and one.host.dtype == np.float64 for one in inputs):
+            y = y.astype(min(y.dtype, np.dtype(np.float32), key=lambda one: one.itemsize))
+        q, scale = reference.quantize(y, **self.of_scale)
         return QuantizedNorm(q, scale, norm.y, norm.residual)
 
     def run(self) -> QuantizedNorm[Any]:
