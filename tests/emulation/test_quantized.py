@@ -112,7 +112,7 @@ def test_results_are_the_same_in_every_order_of_threads(plan, variant):
         expected = made.check()
     for order, settings in SCHEDULES.items():
         with at(order), planned.machine(few=1, **settings):
-            assert_same_fields(made.call.run(), expected)
+            assert_same_fields(made.run(), expected)
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

@@ -282,11 +282,11 @@ def test_no_bit_of_a_row_depends_on_other_rows_or_on_where_it_lies(device, name)
     if "given_scale" in case:
         arranged[1]["out"] = ("q",)
     for more in arranged:
-        result = quantized_call(case | more, device).call.run()
+        result = quantized_call(case | more, device).run()
         with at(more):
             assert_same_bits(result.q, expected.q, "q")
     picked = [7, 3, 3]
-    result = quantized_call(case | {"picked": picked}, device).call.run()
+    result = quantized_call(case | {"picked": picked}, device).run()
     for field in ("q", "scale", "y"):
         whole, some = getattr(expected, field), getattr(result, field)
         if isinstance(whole, np.ndarray):

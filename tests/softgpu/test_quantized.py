@@ -209,3 +209,24 @@ def test_the_lanes_of_a_mask_exchange_values(lanes, mask):
         y = cupy.zeros(32, "i")
         launch(EXCHANGE.format(lanes=lanes, by=by, mask=mask), cupy.asarray(t.astype("i")), y)
         np.testing.assert_array_equal(y.get(), np.where(lanes >> t & 1, t ^ by, 0))
+
+
+def test_cupy_makes_no_arrays_of_8_bit_floats_but_views_bytes_so():
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+    for make in (cupy.empty, cupy.ndarray, cupy.zeros):
+        with pytest.raises(TypeError, match="dtype"):
+            make(3, dtype)
+    x = cupy.asarray(np.array([0x38, 0xB8, 0x7E], "u1")).view(dtype)
+    assert x.dtype == dtype
+    assert x.get().astype("f4").tolist() == [1, -1, 448]
+
+
+VARIABLE = """struct S { static constexpr float value = 448; };
+extern "C" __global__ void k(float* y) { *y = *(const volatile float*)&S::value; }"""
+
+
+def test_a_variable_of_a_module_may_begin_as_a_float():
+    """NVRTC makes variables of a struct's static members, even of those that nothing reads."""
+    y = cupy.zeros(1, "f4")
+    cupy.RawKernel(VARIABLE, "k")((1,), (1,), (y,))
+    assert y.get().tolist() == [448]
