@@ -16,9 +16,10 @@ import pytest
 from bench.plans import builds as gpu_builds
 from bench.timing import engine
 from bench.timing.arrays import upload
-from bench.timing.cases import MODULATED, OPERATORS, bytes_moved, host_operands
+from bench.timing.cases import MODULATED, OPERATORS, bytes_moved
 from bench.timing.gpu_timer import Gpu
 from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.operands import host_operands
 from bench.timing.providers import Cunorm
 from tests import softgpu
 from tests.support import internals
