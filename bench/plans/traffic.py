@@ -2,7 +2,7 @@
 """`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
 The kernels of one call of each operator and kind of plan run on the tests' software GPU, which
-counts every access to arrays as large as x. An array that a plan reads twice counts twice. The exit
+counts every access to arrays as large as x. An array counts as often as its plan reads it. The exit
 status is 1 if a call moves more than 1.02, or less than 0.999, times the necessary bytes.
 """
 
@@ -86,7 +86,7 @@ class Row:
     regime: str
     shape: str
     minimum: int  # bytes of arrays as large as x, each counted once
-    read_again: int  # of those that the regime reads a second time, because it does not keep them
+    read_again: int  # of those that the regime reads again, because it does not keep them
     moved: int  # by all accesses to them
     ratio: str  # of moved to minimum + read_again
     of_sectors: str  # moved divided by the bytes of the sectors that the warps' accesses touch
