@@ -28,7 +28,8 @@ from unittest import mock
 from bench.plans.planned import warmup_options
 from bench.timing import gpu, grid, sanitize
 from bench.timing.arguments import count, seconds
-from bench.timing.cases import TIMED, Operator, Shape, checked_shape
+from bench.timing.cases import TIMED, Operator, Shape
+from bench.timing.operands import checked_shape
 from cunorm._backends import cuda, driver
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.build import KernelBuild
@@ -164,6 +165,5 @@ def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild
     """Return the builds of an operator's calls: inference, forward and backward."""
     sizes = shape[1:] if operator.of_channels else shape[-1:]
     options = warmup_options(operator, True, *sizes)
-    names = (operator.function, f"{operator.base}_forward", f"{operator.base}_backward")
     rows = math.prod(shape) // math.prod(sizes)
-    return planned(names, sizes[0], dtype, Device("cuda", 0), rows, options)
+    return planned(operator.functions, sizes[0], dtype, Device("cuda", 0), rows, options)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from bench.plans.model import Traffic
 from cunorm._core.build import KernelBuild, Launch
-from cunorm._core.dtypes import DTYPES, DType
+from cunorm._core.dtypes import ALL_DTYPES, DType
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes
 
@@ -17,7 +17,7 @@ COPIED_AHEAD = " copied ahead"  # suffix: rows are copied to shared memory
 ONE_LAUNCH, TWO_LAUNCHES = "one launch", "two launches"
 PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
 _PASSES = ("find", "combine", "write")
-_TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
+_TYPES = {dtype.cuda: dtype for dtype in ALL_DTYPES.values()}
 
 # In the order of `struct Arguments`: the names of arrays as large as x, the distance of their
 # pointers (the sizes and strides of rows or lines follow each), and how many pointers come after.
@@ -28,9 +28,14 @@ _LAYOUTS = {
     "group_norm_backward": (("dy", "x", "dx"), 3 * 8, 7),
     "param_grad": ((), 8, 4),
 }
-# In a backward with segments, `struct SegmentArguments` comes first.
-_SEGMENTS, _OWN_POINTERS, _BRANCH = 26 * 8, (7 * 8, 13 * 8, 25 * 8), 19 * 8
-_WRITTEN = ("y", "residual_out", "dx", "dresidual", "dgate")
+# Builds with one of these macros have another struct before it: its size, its pointers, and which
+# of them are those of arrays as large as x.
+_BASES = {
+    "SEGMENT_AXES": (26 * 8, (7 * 8, 13 * 8, 19 * 8, 25 * 8), {"branch": 19 * 8}),
+    "Q_T": (15 * 8, (0, 6 * 8), {"q": 0}),
+}
+_NO_BASE: tuple[int, tuple[int, ...], dict[str, int]] = (0, (), {})
+_WRITTEN = ("q", "y", "residual_out", "dx", "dresidual", "dgate")
 
 
 @dataclass(frozen=True)
@@ -88,38 +93,35 @@ class Plan:
     def row_operands(self) -> dict[int, tuple[str, DType]]:
         """The names and dtypes of arrays as large as x, by the offsets of their pointers."""
         names, step, _ = _LAYOUTS[self.build.kernel]
-        types = [_TYPES.get(self.macros[f"{name.upper()}_T"]) for name in names]
-        named = enumerate(zip(names, types, strict=True))
-        found = {
-            self._first + index * step: (name, dtype) for index, (name, dtype) in named if dtype
-        }
-        branch = _TYPES.get(self.macros.get("BRANCH_T", ""))
-        return found | ({_BRANCH: ("branch", branch)} if branch else {})
+        first, _, of_base = self._base
+        slots = of_base | {name: first + index * step for index, name in enumerate(names)}
+        if self.macros.get("WRITES_Y") == "false":  # its type is there all the same
+            del slots["y"]
+        types = {name: _TYPES.get(self.macros[f"{name.upper()}_T"]) for name in slots}
+        return {slot: (name, dtype) for name, slot in slots.items() if (dtype := types[name])}
 
     @property
-    def _first(self) -> int:
-        """The offset of the first array as large as x."""
-        return _SEGMENTS if "SEGMENT_AXES" in self.macros else 0
+    def _base(self) -> tuple[int, tuple[int, ...], dict[str, int]]:
+        """What `_BASES` has for the build."""
+        return next((base for macro, base in _BASES.items() if macro in self.macros), _NO_BASE)
 
     @property
     def pointers(self) -> frozenset[int]:
         """The offsets of all pointers in the arguments."""
         names, step, others = _LAYOUTS[self.build.kernel]
-        end = self._first + len(names) * step
+        first, of_base, _ = self._base
         parameters = sorted(self.parameters)
         rest = max(parameters) + (parameters[1] - parameters[0])
-        of_segments = (*_OWN_POINTERS, _BRANCH) if self._first else ()
         rests = range(rest, rest + 8 * (others - 2), 8)
-        return frozenset((*of_segments, *range(self._first, end, step), *parameters, *rests))
+        of_arrays = range(first, first + len(names) * step, step)
+        return frozenset((*of_base, *of_arrays, *parameters, *rests))
 
     @property
     def parameters(self) -> frozenset[int]:
         """The offsets of weight and bias, the first pointers after those of large arrays."""
         names, step, _ = _LAYOUTS[self.build.kernel]
-        first, apart = (
-            self._first + len(names) * step,
-            6 * 8 if "PARAMETER_AXES" in self.macros else 8,
-        )
+        first = self._base[0] + len(names) * step
+        apart = 6 * 8 if "PARAMETER_AXES" in self.macros else 8
         return frozenset((first, first + apart))
 
     @property

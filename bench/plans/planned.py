@@ -13,7 +13,7 @@ from math import prod
 
 from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
-from bench.timing.cases import MODULATED, OPERATORS, Operator
+from bench.timing.cases import DIRECTIONS, MODULATED, OPERATORS, QUANTIZED, Operator
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, DType
@@ -24,7 +24,6 @@ from cunorm._row_norm import builds as row_builds
 from cunorm._row_norm.builds import Options
 from cunorm._warmup import _ABSENT
 
-DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
 # Default plans on modelled GPUs also have more widths, such as those of language models,
 _MORE_WIDTHS = (
@@ -49,6 +48,7 @@ _DTYPES = ("float32", "bfloat16")
 # Row norms of samples that have a weight and a bias each, on modelled GPUs: the widths of diffusion
 # transformers, and a sample's rows.
 _MODULATED_WIDTHS, _SAMPLE_ROWS = (1152, 1536, 3072, 4096), 1024
+_QUANTIZED_WIDTHS = (1024, 4096, 5120, 8192)  # of row norms with a quantised result, there
 _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 _NOT_OPTIONS = ("c", "groups", "channel_axis")  # not options of warmup, or passed in another form
 _GPU = Device("cuda", 0)
@@ -89,6 +89,8 @@ def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
     modulated = [one for one in MODULATED if not one.of_channels] if is_modelled else []
     for operator, direction, width in product(modulated, DIRECTIONS, _MODULATED_WIDTHS):
         yield from plans(operator, direction, SMALL_DTYPE, (width,), architecture, features)
+    for operator, width in product(QUANTIZED if is_modelled else (), _QUANTIZED_WIDTHS):
+        yield from plans(operator, "forward", SMALL_DTYPE, (width,), architecture, features)
 
 
 def plans(
@@ -111,10 +113,11 @@ def plans(
     if operator.of_channels:
         launches, chunk = _group_launches(operator, direction, options, rows, shape[0], caps)
     else:
-        plan_of = getattr(row_builds, f"{direction}_plan")
+        kind = "quantized" if operator.quantized else direction
+        plan_of = getattr(row_builds, f"{kind}_plan")
         of_samples = (rows // _SAMPLE_ROWS, _SAMPLE_ROWS) if operator.modulated else (1, rows)
         rows = prod(of_samples)
-        plan = plan_of(f"{operator.base}_{direction}", options, (*of_samples, shape[0]), _GPU)
+        plan = plan_of(f"{operator.base}_{kind}", options, (*of_samples, shape[0]), _GPU)
         launches, chunk = list(plan.lower(caps, None).launches), 0
     label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
     if features == features_of(architecture):
@@ -166,7 +169,8 @@ def feature_sets(architecture: str) -> list[Features]:
 def warmup_options(operator: Operator, x: DType | bool, width: int, *positions: int) -> Options:
     """Return the options of `warmup` for an operator's calls; operands have the dtype `x`."""
     own = {name: value for name, value in operator.options.items() if name not in _NOT_OPTIONS}
-    options = own | dict.fromkeys(operator.leaves[1:], x) | {"d_residual": operator.has_residual}
+    options = own | dict.fromkeys(operator.leaves[1:], x)
+    options["d_residual"] = operator.has_residual and not operator.quantized
     if operator.modulated:
         options |= {"weight_per": "sample", "bias_per": "sample"}
     if not operator.of_channels:

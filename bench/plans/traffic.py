@@ -2,7 +2,7 @@
 """`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
 The kernels of one call of each operator and kind of plan run on the tests' software GPU, which
-counts every access to arrays as large as x. An array that a plan reads twice counts twice. The exit
+counts every access to arrays as large as x. An array counts as often as its plan reads it. The exit
 status is 1 if a call moves more than 1.02, or less than 0.999, times the necessary bytes.
 """
 
@@ -24,7 +24,7 @@ from unittest import mock
 
 import cunorm
 from bench.plans.plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
-from bench.plans.planned import DIRECTIONS, feature_sets, plans
+from bench.plans.planned import feature_sets, plans
 from bench.report.records import write_csv
 from bench.timing import gpu
 from bench.timing.arguments import count, list_of, parsed
@@ -32,12 +32,14 @@ from bench.timing.arrays import upload
 from bench.timing.cases import (
     DTYPES,
     OPERATORS,
+    QUANTIZED,
     Operator,
     Shape,
     backward,
-    host_operands,
+    forward,
     training_forward,
 )
+from bench.timing.operands import host_operands
 from cunorm import NormForward, reference
 from cunorm._backends import cuda, driver
 from cunorm._core import memo
@@ -46,6 +48,7 @@ from tests import softgpu
 from tests.softgpu.counters import Launch, counting
 
 LIMIT = 1.02
+COUNTED = (*OPERATORS, *QUANTIZED)
 _DTYPES = ("float32", "bfloat16")
 _ARCHITECTURE = "90"  # of an H200, like the software GPU
 # The call of a regime has the first of these sizes whose plan has the regime. A row norm's x has
@@ -56,7 +59,7 @@ _ELEMENTS = 16_000
 _SECTOR = 32  # bytes
 
 _LARGE = {
-    "forward": ("x", "residual", "gate", "y", "residual_out"),
+    "forward": ("x", "residual", "gate", "q", "y", "residual_out"),
     "backward": ("dy", "x", "d_residual", "gate", "dx", "dgate"),
 }
 
@@ -83,7 +86,7 @@ class Row:
     regime: str
     shape: str
     minimum: int  # bytes of arrays as large as x, each counted once
-    read_again: int  # of those that the regime reads a second time, because it does not keep them
+    read_again: int  # of those that the regime reads again, because it does not keep them
     moved: int  # by all accesses to them
     ratio: str  # of moved to minimum + read_again
     of_sectors: str  # moved divided by the bytes of the sectors that the warps' accesses touch
@@ -98,7 +101,7 @@ class Row:
 def main(argv: list[str]) -> int:
     """Make the table; return 1 if a call moves too much or too little."""
     parser = argparse.ArgumentParser(prog="python -m bench bytes", description=__doc__)
-    names = list(dict.fromkeys(operator.name for operator in OPERATORS))
+    names = list(dict.fromkeys(operator.name for operator in COUNTED))
     help_of_op = f"some of {', '.join(names)}"
     parser.add_argument("--op", type=list_of(names), default=names, help=help_of_op)
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
@@ -106,8 +109,9 @@ def main(argv: list[str]) -> int:
     options = parsed(parser, argv)
     chosen = [
         call
-        for operator, direction, dtype in product(OPERATORS, DIRECTIONS, _DTYPES)
+        for operator in COUNTED
         if operator.name in options.op
+        for direction, dtype in product(operator.directions, _DTYPES)
         for call in calls(operator, direction, dtype)
     ]
     rows = list(_measure_all(chosen, options.jobs))
@@ -147,8 +151,9 @@ def measure(call: Call) -> Row:
     launches, pointers = _launches(call, names)
     kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
     large = [launch.range_at(pointer) for launch in kernels for pointer in pointers]
-    size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
-    minimum, read_again = len(names) * size, len(_read_again(call, names)) * size
+    elements, itemsize = math.prod(call.shape), DTYPES[call.dtype].itemsize
+    minimum = elements * sum(1 if name == "q" else itemsize for name in names)
+    read_again = elements * itemsize * len(_read_again(call, names))
     moved = sum(found.loaded + found.stored for found in large)
     sectors = sum(found.load_sectors + found.store_sectors for found in large)
     return Row(
@@ -161,19 +166,24 @@ def measure(call: Call) -> Row:
 
 def _has(operator: Operator, name: str) -> bool:
     operand = "residual" if "residual" in name else name.removeprefix("d")
-    return operand in ("y", *operator.leaves)
+    return operand in ("q" if operator.quantized else "y", *operator.leaves)
 
 
-def _read_again(call: Call, names: list[str]) -> set[str]:
-    """Return the arrays that are read twice, because nothing keeps them between the passes."""
+def _read_again(call: Call, names: list[str]) -> list[str]:
+    """Return the arrays that are read again, because nothing keeps them between the passes.
+
+    A stream is there twice if a further pass finds the scale of a row.
+    """
     if call.regime == TWO_LAUNCHES:
-        return {"x", "dy"} & set(names)
+        return [name for name in ("x", "dy") if name in names]
     if call.regime != STREAMED:
-        return set()
+        return []
     if call.direction == "backward":
-        return {"dy", "x", "gate"} & set(names)
+        return [name for name in ("dy", "x", "gate") if name in names]
     stream = "residual_out" if call.operator.has_residual else "x"
-    return {stream, "gate"} if call.operator.gate_position == "pre" else {stream}
+    if call.operator.scales_rows:
+        return [stream, stream]
+    return [stream, "gate"] if call.operator.gate_position == "pre" else [stream]
 
 
 def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
@@ -192,7 +202,8 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
         memo.clear_all()  # plans are for another GPU
         with counting() as launches:
             if call.direction == "forward":
-                result = training_forward(cunorm, operator, arrays)()
+                call_of = forward if operator.quantized else training_forward
+                result = call_of(cunorm, operator, arrays)()
             else:
                 saved = training_forward(reference, operator, host)()
                 if operator.has_residual:
@@ -201,8 +212,8 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], set[int]]:
                     name: put(getattr(saved, name).astype("float32"))
                     for name in ("rstd", *(("mean",) if operator.center else ()))
                 }
-                forward = NormForward(residual=arrays["x"], **statistics)
-                result = backward(cunorm, operator, arrays, forward)()
+                on_gpu = NormForward(residual=arrays["x"], **statistics)
+                result = backward(cunorm, operator, arrays, on_gpu)()
         regimes = {regime(build) for build, _ in cuda.loaded.values}
         memo.clear_all()
     if call.regime not in regimes:

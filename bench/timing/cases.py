@@ -23,17 +23,13 @@ DTYPES = {
 
 # Relative to a result's largest value. Only gross errors exceed these; the tests have exact bounds.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
-
-# The largest x that is checked against the oracle. It has few rows, because torch's layer norm on a
-# CPU sums gradients of bfloat16 parameters in bfloat16: with thousands of rows these sums are wrong
-# by a tenth.
-CHECKED_ROWS = 64
-CHECKED_ELEMENTS = 1 << 19
-DRAWN_ELEMENTS = 1 << 20  # the most elements of x that are drawn, but at least a row or sample
+# Half a step of float8_e4m3fn, relative to the number that is rounded.
+_HALF_STEP = 2.0**-4
 
 # (rows, width), or modulated (samples, rows, width); of a group norm (samples, channels, height,
 # width)
 Shape = tuple[int, ...]
+DIRECTIONS = ("forward", "backward")
 Operands = dict[str, Any]
 Call = Callable[[], Any]
 
@@ -48,11 +44,28 @@ class Operator:
     eps: float = 1e-5
     memory: str = ""  # for a group norm, the order of its axes in memory: NHWC or NCHW
     modulated: bool = False  # whether each sample has its own weight and bias
+    quantized: bool = False  # whether y is float8_e4m3fn with a scale; there is no backward
+
+    @property
+    def plain(self) -> str:
+        """The name without options."""
+        return self.name.partition("+")[0]
 
     @property
     def function(self) -> str:
         """The name of the plain form."""
-        return self.name.partition("+")[0]
+        return f"{self.base}_quantized" if self.quantized else self.plain
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of the plain form and, if there is a backward, of the forms for training."""
+        of_training = () if self.quantized else (f"{self.base}_forward", f"{self.base}_backward")
+        return (self.function, *of_training)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions that it has."""
+        return DIRECTIONS[:1] if self.quantized else DIRECTIONS
 
     @property
     def label(self) -> str:
@@ -72,7 +85,7 @@ class Operator:
     @property
     def base(self) -> str:
         """The function's name without `add_`, to which `_forward` and `_backward` are appended."""
-        return self.function.removeprefix("add_")
+        return self.plain.removeprefix("add_")
 
     @property
     def center(self) -> bool:
@@ -102,7 +115,8 @@ class Operator:
     def outputs(self, direction: str) -> tuple[str, ...]:
         """Return the names of a direction's results, gradients in the order of `leaves`."""
         if direction == "forward":
-            return ("y", "residual") if self.has_residual else ("y",)
+            results = ("q", "scale") if self.quantized else ("y",)
+            return (*results, *(("residual",) if self.has_residual else ()))
         return tuple("dresidual" if name == "residual" else f"d{name}" for name in self.leaves)
 
     def parameter_shape(self, shape: Shape) -> Shape:
@@ -115,10 +129,27 @@ class Operator:
         """Return the number of groups of a row or of channels: a divisor of `width`."""
         return math.gcd(width, self.options.get("groups", 1))
 
+    @property
+    def scales_rows(self) -> bool:
+        """Whether it finds a scale for each row."""
+        return self.quantized and self.options.keys().isdisjoint(("block", "scale"))
+
+    def block(self, width: int) -> int:
+        """Return the columns of a row that share a scale, if it is not given."""
+        return min(width, self.options.get("block", width))
+
+    def takes(self, shape: Shape) -> bool:
+        """Return whether x may have a shape; rows with blocks consist of groups of 4 columns."""
+        return len(shape) == self.axes and not ("block" in self.options and shape[-1] % 4)
+
+    def tolerance(self, dtype: str) -> float:
+        """Return the largest error of a correct result, relative to the largest value."""
+        return TOLERANCE[dtype] + (_HALF_STEP if self.quantized else 0)
+
     def ungated(self) -> Operator:
         """Return the same operator without its gate."""
         options = {name: value for name, value in self.options.items() if name != "gate_position"}
-        return replace(self, name=self.function, options=options)
+        return replace(self, name=self.plain, options=options)
 
 
 _BOTH = ("weight", "bias")
@@ -148,58 +179,21 @@ MODULATED = (
     Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NHWC", modulated=True),
     Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NCHW", modulated=True),
 )
-TIMED = (*OPERATORS, *MODULATED)
-
-
-def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
-    """Draw the operands of forward and backward on the host, all of one dtype.
-
-    The means of x and weight are not 0, and dy is correlated with x. So no term of a formula is
-    close to 0, and the check finds a provider that omits a term.
-    """
-    rng = np.random.default_rng(seed)
-    row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
-    row_sized += ["gate"] if operator.gate_position else []
-    of_parameter = operator.parameter_shape(shape)
-    shapes = dict.fromkeys(row_sized, shape) | dict.fromkeys(operator.parameters, of_parameter)
-    values = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
-    values["x"] = 1.5 * values["x"] + 0.75
-    values["dy"] += values["x"] / 2
-    if "weight" in values:
-        values["weight"] = 1 + values["weight"] / 2
-    operands = {name: value.astype(DTYPES[dtype]) for name, value in values.items()}
-    if operator.memory == "NHWC":
-        for name in row_sized:
-            operands[name] = np.moveaxis(np.moveaxis(operands[name], 1, -1).copy(), -1, 1)
-    return operands
-
-
-def drawn(operator: Operator, dtype: str, shape: Shape) -> tuple[Operands, int]:
-    """Draw the operands of some rows or samples, and return how often to repeat them."""
-    rows, *row = shape
-    few = math.gcd(rows, max(1, DRAWN_ELEMENTS // math.prod(row)))
-    return host_operands(operator, dtype, (few, *row)), rows // few
-
-
-def checked_shape(shape: Shape, fewest: int = 1) -> Shape:
-    """Return the shape of x on which providers are checked before they are timed on `shape`.
-
-    It has fewer rows or samples, but not less than `fewest` if there are so many, and, if a sample
-    alone is too large, fewer rows or less height.
-    """
-    first, *others = shape
-    most = min(CHECKED_ROWS, CHECKED_ELEMENTS // math.prod(others))
-    first = min(first, max(fewest, most))
-    if len(shape) == 3:
-        others[0] = min(others[0], CHECKED_ROWS)
-    if len(shape) == 4:
-        channels, height, width = others
-        others[1] = max(1, min(height, CHECKED_ELEMENTS // (channels * width)))
-    return (first, *others)
+# With a scale for each row or each block of columns, or a scale that is given.
+QUANTIZED = tuple(
+    Operator(name, ("weight",), {"dtype": "float8_e4m3fn", **options}, quantized=True)
+    for name, options in (
+        *(("rms_norm+fp8", {}), ("add_rms_norm+fp8", {})),
+        *(("rms_norm+fp8_blocks", {"block": 128}), ("rms_norm+fp8_given", {"scale": 0.05})),
+    )
+)
+TIMED = (*OPERATORS, *MODULATED, *QUANTIZED)
 
 
 def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
     """Return the call of the plain form; `module` is cunorm or cunorm.reference."""
+    if operator.quantized:
+        return _with_residual_by_keyword(module, operator.function, operator, operands)
     streams = [operands[name] for name in operator.inputs if name not in operator.parameters]
     function = getattr(module, operator.function)
     positional, options = _arguments(operator, operands)
@@ -208,11 +202,17 @@ def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
 
 def training_forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
     """Return the call of the `_forward` form, which also returns statistics."""
+    return _with_residual_by_keyword(module, f"{operator.base}_forward", operator, operands)
+
+
+def _with_residual_by_keyword(
+    module: ModuleType, function: str, operator: Operator, operands: Operands
+) -> Call:
     positional, options = _arguments(operator, operands)
     if operator.has_residual:
         options["residual"] = operands["residual"]
-    function = getattr(module, f"{operator.base}_forward")
-    return partial(function, operands["x"], *positional, eps=operator.eps, **options)
+    call = getattr(module, function)
+    return partial(call, operands["x"], *positional, eps=operator.eps, **options)
 
 
 def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Call:
@@ -249,6 +249,9 @@ def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int)
     if operator.gate_position:
         arrays += 1 if is_forward else 2  # gate, and dgate
     row_sized = arrays * math.prod(shape) * itemsize
+    if operator.quantized:
+        row_sized -= math.prod(shape) * (itemsize - 1)  # q has a byte for each element
+        row_sized += 4 * _scales(operator, shape)
     parameters = len(operator.parameters)
     if is_forward:
         return row_sized + parameters * parameter * itemsize
@@ -257,8 +260,20 @@ def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int)
     return row_sized + statistics + weight_and_gradients
 
 
+def _scales(operator: Operator, shape: Shape) -> int:
+    """Return the number of scales that a call finds."""
+    rows, width = shape
+    return 0 if "scale" in operator.options else rows * -(-width // operator.block(width))
+
+
 def oracle(operator: Operator, direction: str, host: Operands) -> dict[str, Any]:
-    """Return the expected results of a call by name, from the float64 reference."""
+    """Return the expected results of a call by name, from the float64 reference.
+
+    A quantised norm has the results of the norm, as `dequantized` returns them.
+    """
+    if operator.quantized:
+        norm = replace(operator, name=operator.plain, options={}, quantized=False)
+        return oracle(norm, direction, host)
     if direction == "forward":
         result = forward(reference, operator, host)()
     else:
@@ -271,6 +286,15 @@ def oracle(operator: Operator, direction: str, host: Operands) -> dict[str, Any]
 def fields(result: Any) -> dict[str, Any]:
     """Return the arrays of a result of cunorm by name; a single array is y."""
     return dict(result._asdict()) if hasattr(result, "_asdict") else {"y": result}
+
+
+def dequantized(operator: Operator, results: dict[str, Any]) -> dict[str, Any]:
+    """Return results on the host, with y if the operator has q and scale instead."""
+    if not operator.quantized:
+        return results
+    q, scale = results["q"], results["scale"]
+    y = reference.dequantize(q, scale, block=operator.options.get("block"))
+    return results | {"y": y}
 
 
 def worst_error(results: dict[str, Any], expected: dict[str, Any]) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in TIMED}
+_DIRECTIONS = {operator.name: operator.directions for operator in TIMED}
 _COMMANDS = (
     "Other commands, each with its own --help: against times another checkout beside this one, "
     "accuracy measures errors, static and bytes judge the GPU plans without a GPU, builds compiles "
@@ -128,6 +129,9 @@ def _fault(options: argparse.Namespace) -> str | None:
     for name in options.op if options.shapes else ():
         if _AXES[name] not in {len(shape) for shape in options.shapes}:
             return f"--shapes has none of {_AXES[name]} sizes, which --op {name} takes"
+    for name in options.op:
+        if set(_DIRECTIONS[name]).isdisjoint(options.direction):
+            return f"--direction is {options.direction[0]}, which --op {name} has not"
     for name in options.providers:
         if name not in providers.LOADERS[options.device]:
             return f"--providers: {name} is not for --device {options.device}"

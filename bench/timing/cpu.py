@@ -24,9 +24,10 @@ import torch
 
 import cunorm
 from bench.timing.arrays import upload
-from bench.timing.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, drawn
+from bench.timing.cases import DTYPES, Call, Operands, Operator, Shape
 from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
+from bench.timing.operands import checked_shape, drawn
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._info import cpu_name
 
@@ -122,8 +123,7 @@ def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str,
         options["num_groups"] = options.pop("groups")
         options["positions"] = math.prod(positions)
         options["layout"] = {"NHWC": "channels_last", "NCHW": "channels_first"}[operator.memory]
-    functions = [f"{operator.base}_forward", f"{operator.base}_backward"]
-    return options | {"ops": functions, "widths": width, "dtypes": dtype, "rows": rows}
+    return options | {"ops": operator.functions, "widths": width, "dtypes": dtype, "rows": rows}
 
 
 def _keep_freed_memory() -> None:

@@ -12,15 +12,9 @@ from typing import Any
 import numpy as np
 
 from bench.timing.arrays import as_host
-from bench.timing.cases import (
-    TOLERANCE,
-    Operands,
-    checked_shape,
-    host_operands,
-    oracle,
-    worst_error,
-)
+from bench.timing.cases import Operands, dequantized, oracle, worst_error
 from bench.timing.grid import Point
+from bench.timing.operands import checked_shape, host_operands
 from bench.timing.providers.base import VIEWS, Provider
 from bench.timing.rows import Environment, Row
 
@@ -158,8 +152,8 @@ def check(
             (call,) = provider.calls(computed, direction, sets)
             results = provider.results_by_name(computed, direction, call())
             found = {name: as_host(array) for name, array in results.items()}
-            error = worst_error(found, expected[computed.name])
-            if not error <= TOLERANCE[point.dtype]:
+            error = worst_error(dequantized(computed, found), expected[computed.name])
+            if not error <= computed.tolerance(point.dtype):
                 raise ArithmeticError(f"wrong by {error:.1e} of the largest value")
             errors[provider.name] = error
         except Exception as error:  # another library may raise anything

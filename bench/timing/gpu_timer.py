@@ -22,9 +22,10 @@ import numpy as np
 
 from bench.timing import gpu
 from bench.timing.arrays import upload
-from bench.timing.cases import DTYPES, Call, Operands, drawn
+from bench.timing.cases import DTYPES, Call, Operands
 from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
+from bench.timing.operands import drawn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far

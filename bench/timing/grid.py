@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from bench.timing.cases import DTYPES, TIMED, Operator, Shape, bytes_moved
+from bench.timing.cases import DIRECTIONS, DTYPES, TIMED, Operator, Shape, bytes_moved
 
-DIRECTIONS = ("forward", "backward")
 DEFAULT_DTYPES = ("float32", "bfloat16")
 DEFAULT_OPERATORS = (
     *("rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate", "l2_norm"),
@@ -94,7 +93,7 @@ def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
 
 def quick_operators(device: str) -> tuple[str, ...]:
     """Return the names of a device's most important operators."""
-    of_gpu = ("add_rms_norm", "layer_norm+modulated") if device == "cuda" else ()
+    of_gpu = ("add_rms_norm", "rms_norm+fp8", "layer_norm+modulated") if device == "cuda" else ()
     return (*_QUICK_OPERATORS, *of_gpu)
 
 
@@ -124,5 +123,5 @@ def points(
     chosen = [operator for operator in TIMED if operator.name in names]
     for dtype, shape in product(dtypes, shapes):
         for operator, direction in product(chosen, directions):
-            if operator.axes == len(shape):
+            if direction in operator.directions and operator.takes(shape):
                 yield Point(operator, direction, dtype, shape)

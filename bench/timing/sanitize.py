@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A small set of calls for compute-sanitizer: all operators, in both directions.
+"""A small set of calls for compute-sanitizer: all operators, in all directions.
 
 Results are compared with the oracle. Every array is a separate allocation, so that memcheck sees an
 access past its end. Usage:
@@ -16,7 +16,7 @@ from bench.timing import engine, gpu
 from bench.timing.arguments import count
 from bench.timing.cases import TIMED, Operator, Shape
 from bench.timing.gpu_timer import Gpu
-from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.grid import Point
 from bench.timing.providers import Cunorm
 
 # An odd tail; rows in registers, twice; rows that are streamed if there are no clusters.
@@ -43,8 +43,9 @@ def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
         return OF_CHANNELS if is_first else OF_CHANNELS[1::2]
     if operator.modulated:
         return tuple((dtype, (2, *shape)) for dtype, shape in POINTS)
-    is_small_change = operator.name != operator.function and operator.gate_position is None
-    return POINTS[1::2] if is_small_change else POINTS
+    is_small_change = operator.name != operator.plain and operator.gate_position is None
+    some = POINTS[1::2] if is_small_change else POINTS
+    return tuple((dtype, shape) for dtype, shape in some if operator.takes(shape))
 
 
 def main(argv: list[str]) -> int:
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     return sum(
         engine.failures_at(device, Point(operator, direction, dtype, shape), ours)
         for operator, dtype, shape in calls[:: options.every]
-        for direction in DIRECTIONS
+        for direction in operator.directions
     )
 
 

@@ -22,7 +22,7 @@ from bench.timing import engine, gpu, providers
 from bench.timing.arguments import seconds
 from bench.timing.cases import TIMED, Shape
 from bench.timing.gpu_timer import Gpu
-from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.grid import Point
 
 FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 PROVIDERS = ("cunorm-cupy", "cunorm,cunorm-autograd", "cunorm-jax")  # those of each process
@@ -31,6 +31,8 @@ PROVIDERS = ("cunorm-cupy", "cunorm,cunorm-autograd", "cunorm-jax")  # those of 
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "rms_norm": ((300, 4096), (37, 1000)),
     "add_layer_norm": ((3, 20001),),
+    "rms_norm+fp8": ((3, 20001),),
+    "rms_norm+fp8_blocks": ((37, 1000),),
     "layer_norm+modulated": ((3, 100, 1152),),
     "group_norm+silu NHWC": ((2, 320, 16, 16),),
 }
@@ -77,8 +79,8 @@ def _run(limit: float, case: tuple[str, str]) -> bool:
 def _check(names: str) -> int:
     """Check providers at all points; return the number of failures."""
     device, found, failed = Gpu(gpu.cupy(), None), providers.load("cuda", names.split(",")), 0
-    for operator, direction in product(TIMED, DIRECTIONS):
-        for shape in SHAPES.get(operator.label, ()):
+    for operator in TIMED:
+        for direction, shape in product(operator.directions, SHAPES.get(operator.label, ())):
             point = Point(operator, direction, "bfloat16", shape)
             failed += engine.failures_at(device, point, found)
     return failed

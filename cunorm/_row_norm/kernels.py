@@ -152,7 +152,7 @@ class ForwardTypes(_RowTypes):
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
 
-    def more_registers(self) -> int:
+    def more_registers(self, threads: int, capability: int) -> int:
         """Return how many registers a thread takes beyond those that its team was chosen for."""
         return 0
 

@@ -96,9 +96,11 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
     """Return how threads share rows; limit `blocks_per_sm` to what a multiprocessor can run."""
     team = cuda_team(types, width, gpu.features)
     most = max(1, gpu.max_threads_per_sm // team.threads)
-    more = types.more_registers() if isinstance(types, ForwardTypes) else 0
-    if int(gpu.compute_capability) >= 100 and isinstance(types, ForwardTypes):
-        more += types.compute.itemsize // 2  # two more (in float64 four) than on GPUs below 10.0
+    more, capability = 0, int(gpu.compute_capability)
+    if isinstance(types, ForwardTypes):
+        more = types.more_registers(team.threads, capability)
+        if capability >= 100:
+            more += types.compute.itemsize // 2  # two more, in float64 four
     if more:
         most = min(most, max(1, room_of(team.registers + more, team.threads)))
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))

@@ -49,9 +49,11 @@ class QuantizedTypes(ForwardTypes):
         types = super().from_specs(operands, compute, **scalars)
         return replace(types, y=rounded_y, writes_y=y is not None)
 
-    def more_registers(self) -> int:
+    def more_registers(self, threads: int, capability: int) -> int:
         """Return an estimate; rows have the team of a norm without q all the same."""
-        return 8 if self.block or self.formula.center or self.gate or self.y is FLOAT16 else 0
+        is_uneven = capability < 86 and threads & (threads - 1) > 0
+        takes_more = self.block or self.formula.center or self.gate or self.y is FLOAT16
+        return 8 if takes_more or is_uneven else 0
 
     def written(self) -> list[DType | None]:
         return [self.y] if self.writes_y else []

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 
 from bench.__main__ import main
 from bench.report.records import read_csv
-from bench.timing import cases, cpu
+from bench.timing import cases, cpu, grid, operands
 from bench.timing import command as timing
-from bench.timing.cases import OPERATORS
+from bench.timing.cases import OPERATORS, QUANTIZED
 from bench.timing.rows import Row
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def test_bench_writes_every_point_and_provider(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cunorm, "set_num_threads", lambda count: None)
     out = tmp_path / "table.csv"
     options = ("--seconds", "0.01", "--threads", "1", "--shapes", "70x96,2x70x96,1x64x32x30")
-    names = "rms_norm+post_gate,group_norm+silu,layer_norm+modulated"
+    names = "rms_norm+post_gate,group_norm+silu,layer_norm+modulated,rms_norm+fp8"
     operators = ("--op", names, "--dtype", "float32")
     assert main([*options, *operators, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -58,7 +59,7 @@ def test_bench_writes_every_point_and_provider(tmp_path, monkeypatch, capsys):
             ("group_norm+silu", "NCHW", "1x64x32x30", []),
         )
         for direction in ("forward", "backward")
-    }
+    } | {("rms_norm+fp8", "", "forward", "float32", "70x96"): named}
     assert all(row.p50_us > 0 for row in rows)
     small = ("70x96", "2x70x96")
     assert all(row.host_us == row.p50_us for row in rows if row.shape in small)  # no GPU
@@ -73,6 +74,7 @@ WRONG = {
     **{"--shapes 4x-3": "'4x-3'", "--threads 0": "'0'", "--seconds nan": "'nan'"},
     **{"--providers liger": "liger is not for --device cpu", "--out /not/there.csv": "/not\n"},
     **{"--device cuda --march x86-64-v3": "--march is for a CPU"},
+    **{"--direction backward --op rms_norm+fp8": "--direction is backward"},
 }
 
 
@@ -86,7 +88,7 @@ def test_bench_names_wrong_options(wrong, capsys):
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_the_tolerance(name):
     operator = next(one for one in OPERATORS if one.name == name)
-    drawn = cases.host_operands(operator, "bfloat16", (2, 1 << 15))
+    drawn = operands.host_operands(operator, "bfloat16", (2, 1 << 15))
     y = cases.oracle(operator, "forward", drawn)["y"]
     dx = cases.oracle(operator, "backward", drawn)["dx"]
     x, dy, weight = (drawn[key].astype(np.float64) for key in ("x", "dy", "weight"))
@@ -99,6 +101,27 @@ def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_
     for result, right in wrong:
         assert cases.worst_error(result, right) > cases.TOLERANCE["bfloat16"]
     assert cases.worst_error({"y": np.full_like(y, np.nan)}, {"y": y}) == np.inf
+
+
+def test_a_q_of_another_norm_or_with_another_scale_is_wrong_by_more_than_the_tolerance():
+    operator = QUANTIZED[0]
+    drawn = operands.host_operands(operator, "bfloat16", (2, 512))
+    expected = cases.oracle(operator, "forward", drawn)
+    unweighted = cunorm.reference.rms_norm(drawn["x"], eps=operator.eps)
+    q, scale = cunorm.reference.quantize(expected["y"].astype(np.float32))
+    results = [(q, scale), (q, scale * 1.1), cunorm.reference.quantize(unweighted)]
+    named = (dict(zip(("q", "scale"), some, strict=True)) for some in results)
+    errors = [cases.worst_error(cases.dequantized(operator, one), expected) for one in named]
+    assert [error <= operator.tolerance("bfloat16") for error in errors] == [True, False, False]
+
+
+def test_norms_with_a_quantised_result_have_only_forwards_and_those_with_blocks_no_odd_widths():
+    names, even, odd = [operator.name for operator in QUANTIZED], (8, 96), (8, 99)
+    found = {
+        (one.operator.name, one.direction, one.shape) for one in grid.points([even, odd], names)
+    }
+    every = {(name, "forward", shape) for name, shape in product(names, (even, odd))}
+    assert found == every - {("rms_norm+fp8_blocks", "forward", odd)}
 
 
 @pytest.mark.exhaustive

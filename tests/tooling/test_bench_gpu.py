@@ -16,9 +16,10 @@ import pytest
 from bench.plans import builds as gpu_builds
 from bench.timing import engine
 from bench.timing.arrays import upload
-from bench.timing.cases import MODULATED, OPERATORS, bytes_moved, host_operands
+from bench.timing.cases import MODULATED, OPERATORS, QUANTIZED, bytes_moved
 from bench.timing.gpu_timer import Gpu
 from bench.timing.grid import DIRECTIONS, Point
+from bench.timing.operands import host_operands
 from bench.timing.providers import Cunorm
 from tests import softgpu
 from tests.support import internals
@@ -46,6 +47,11 @@ def test_a_call_moves_the_bytes_of_its_operands():
     moved = [bytes_moved(rows, direction, (4, 5, 96), 2) for direction in DIRECTIONS]
     assert moved == [2 * (2 * 1920 + 2 * 4 * 96), 2 * (3 * 1920 + 3 * 4 * 96) + 4 * 2 * 20]
     assert bytes_moved(images, "forward", (3, 64, 5, 7), 2) == 2 * (2 * elements + 3 * parameters)
+    of_row, added, of_blocks, given = (
+        bytes_moved(one, "forward", (5, 300), 2) - 2 * 300 for one in QUANTIZED
+    )
+    assert (of_row, added) == (3 * 1500 + 4 * 5, 7 * 1500 + 4 * 5)
+    assert (of_blocks, given) == (3 * 1500 + 4 * 5 * 3, 3 * 1500)
 
 
 @pytest.mark.parametrize("operator", OF_CHANNELS, ids=lambda operator: operator.label)

@@ -13,7 +13,7 @@ import pytest
 from bench.report.records import read_csv
 from bench.timing import command as timing
 from bench.timing import engine, gpu_timer, providers
-from bench.timing.cases import OPERATORS, TOLERANCE
+from bench.timing.cases import OPERATORS, QUANTIZED, TOLERANCE
 from bench.timing.grid import Point
 from bench.timing.rows import Environment, Row
 
@@ -169,6 +169,17 @@ def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
             errors, failures = engine.check(gpu, point, [provider])
             assert not failures, failures[0]
             assert errors[name] <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("name", ["cunorm", "torch"])
+def test_a_provider_quantises_what_the_oracle_normalises(gpu, name):
+    provider = providers.LOADERS["cpu"][name]()
+    for operator in QUANTIZED:
+        (direction,) = operator.directions
+        point = Point(operator, direction, "float32", (9, 196))  # a short last block
+        errors, failures = engine.check(gpu, point, [provider])
+        assert not failures, failures[0]
+        assert TOLERANCE["float32"] < errors[name] <= operator.tolerance("float32")
 
 
 def test_a_provider_that_is_wrong_is_not_timed(monkeypatch, gpu):

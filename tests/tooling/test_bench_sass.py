@@ -20,12 +20,12 @@ from bench.plans.model import (
 )
 from bench.plans.paths import Step, work_of
 from bench.plans.plan import TWO_LAUNCHES
-from bench.plans.planned import DIRECTIONS, feature_sets, grid, plans
+from bench.plans.planned import feature_sets, grid, plans
 from bench.plans.reads import Operands, Packs, executed, loads_at_once, read
 from bench.plans.rounds import Grid, Round, Times, prediction, rate, round_of, seconds, times_of
 from bench.plans.sass import blocks
 from bench.plans.speed import block_elements, call_traffic
-from bench.timing.cases import OPERATORS
+from bench.timing.cases import DIRECTIONS, OPERATORS, QUANTIZED
 
 
 def sass(text: str) -> str:
@@ -143,6 +143,21 @@ def test_the_grid_has_every_kind_of_group_plan_and_tiles_fill_most_of_their_shar
     for plan in found:
         tile = plan.launch.shared / plan.traffic.reads
         assert 0.5 * tile < block_elements(plan) <= tile
+
+
+def test_a_plan_with_a_quantised_result_has_the_pointers_of_its_argument_struct():
+    features = feature_sets("90")[0]
+    found = [plans(one, "forward", "bfloat16", (4096,), "90", features)[0] for one in QUANTIZED]
+    q, x, residual, residual_out = (word * 8 for word in (0, 15, 27, 39))
+    for plan in found:
+        names = {slot: name for slot, (name, _) in plan.row_operands.items()}
+        has_residual = plan.operator.startswith("add_")
+        more = {residual: "residual", residual_out: "residual_out"} if has_residual else {}
+        assert names == {q: "q", x: "x"} | more  # y has a type, but is not written
+        assert plan.traffic == (Traffic(4, 3) if has_residual else Traffic(2, 1))
+        words = {slot // 8 for slot in plan.pointers}
+        assert words == {0, 6, *range(15, 45, 6), *range(45, 49)}  # scale; weight, bias, mean, rstd
+        assert plan.parameters == {45 * 8, 46 * 8}
 
 
 def test_two_samples_of_a_large_model_give_most_multiprocessors_a_block():

@@ -45,6 +45,7 @@ def with_macros(plan: Plan, **macros: str) -> Plan:
     "chosen",
     [
         ["--sample", "4"],
+        ["--arch", "90", "--only", "rms_norm+fp8:*:*:4096:all"],  # quantised
         ["--arch", "90", "--only", "layer_norm:backward:float32:65536:all"],  # streamed
         ["--arch", "90", "--only", "group_norm+silu:backward:bfloat16:320x64x64:all"],  # cluster
         ["--arch", "80", "--only", "group_norm+silu:forward:bfloat16:512x128x128:1"],  # 2 launches

@@ -94,6 +94,7 @@ def compiled() -> Provider:
 def torch_function(operator: Operator, width: int) -> Function:
     """Return the operator in torch, for rows of a width or for a number of channels."""
     norm, silu = _norm(operator, width), functional.silu
+    quantized = _quantized(operator, width) if operator.quantized else None
 
     def call(x: Any, residual: Any = None, gate: Any = None, **parameters: Any) -> Any:
         stream = x if residual is None else x + residual
@@ -105,7 +106,28 @@ def torch_function(operator: Operator, width: int) -> Function:
             y = norm(stream, **parameters)
         if operator.options.get("activation") == "silu":
             y = silu(y)
-        return y if residual is None else (y, stream)
+        results = (y,) if quantized is None else quantized(y)
+        if residual is not None:
+            results = (*results, stream)
+        return results if len(results) > 1 else y
+
+    return call
+
+
+def _quantized(operator: Operator, width: int) -> Function:
+    """Return a function of y that returns q, float8_e4m3fn, and its scale."""
+    given, block = operator.options.get("scale"), operator.block(width)
+
+    def call(y: Any) -> tuple[Any, Any]:
+        if width % block:
+            y = functional.pad(y, (0, -width % block))
+        blocks = y.unflatten(-1, (-1, block))
+        scale = given
+        if given is None:
+            scale = (blocks.abs().amax(-1, keepdim=True).float() / 448).clamp(min=1 / (448 * 512))
+        q = (blocks.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        q = q.flatten(-2)[..., :width]
+        return q, scale if given is not None else scale.squeeze(-1)
 
     return call
 
@@ -151,7 +173,8 @@ def ours() -> Provider:
     def function(operator: Operator, width: int) -> Function:
         return lambda **tensors: cases.forward(cunorm.torch, operator, tensors)()
 
-    return Autograd("cunorm-autograd", "", function)
+    labels = [one.label for one in TIMED if hasattr(cunorm.torch, one.function)]
+    return Autograd("cunorm-autograd", "", function, labels)
 
 
 def liger() -> Provider:

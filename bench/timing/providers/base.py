@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.timing.arrays import as_jax, as_torch
-from bench.timing.cases import Call, Operands, Operator
+from bench.timing.cases import Call, Operands, Operator, fields
 
 # Functions that turn the device's own arrays, of NumPy or CuPy, into those of a provider.
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -57,6 +57,8 @@ class Provider(ABC):
 
     def results_by_name(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
         """Return the arrays of a call's result by their names in `Operator.outputs`."""
+        if hasattr(result, "_asdict"):
+            return fields(result)
         names = operator.outputs(direction)
         results = (result,) if len(names) == 1 and direction == "forward" else result
         return dict(zip(names, results, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import cunorm
 from bench.timing import cases
@@ -28,10 +27,6 @@ class Cunorm(Provider):
         saved = [cases.training_forward(self.copy, operator, operands)() for operands in sets]
         pairs = zip(sets, saved, strict=True)
         return [cases.backward(self.copy, operator, operands, kept) for operands, kept in pairs]
-
-    def results_by_name(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
-        """Return the fields of the result."""
-        return cases.fields(result)
 
 
 class Ungated(Cunorm):
