@@ -44,7 +44,7 @@ QUANTIZED = {dtype.name: dtype for dtype in (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)}
 SCALES = {dtype.name: dtype for dtype in (FLOAT32, FLOAT8_E8M0FNU)}
 ALL_DTYPES = DTYPES | QUANTIZED | SCALES
 # The types of operands that have others than `DTYPES`; plans check those of the outputs.
-_OWN = {"scale": {"float32": FLOAT32}, "out.q": ALL_DTYPES, "out.scale": ALL_DTYPES}
+_OWN = {"scale": {"float32": FLOAT32}, "out.q": QUANTIZED, "out.scale": SCALES}
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64, INT8)
@@ -99,10 +99,10 @@ def expected_dtypes(argument: str, name: str, kind: str = "", wide: str = "") ->
 
     `wide` is the argument as float32.
     """
-    expected = f"expected {_listed(allowed(argument))}"
-    if name.startswith("float8"):
-        return expected + pass_hint(argument, f"a dequantised array, {wide} * scale")
-    is_simple = kind in ("i", "u", "b") or argument == "scale"
+    expected, is_scale = f"expected {_listed(allowed(argument))}", argument == "scale"
+    if name.startswith("float8") and not is_scale:
+        return expected + pass_hint(argument, f"a dequantised array, {wide} times its scale")
+    is_simple = kind in ("i", "u", "b") or is_scale
     return expected + (pass_hint(argument, wide) if is_simple and wide else "")
 
 
@@ -125,7 +125,10 @@ def parse_one_of(
     name = _name(spec)
     if name is None or name not in allowed:
         got = repr(spec) if isinstance(spec, str) or name is None else name
-        raise TypeError(f"{function}: {argument} is {got}, expected {_listed(allowed)}")
+        is_result = name in QUANTIZED and argument == "dtype" and allowed is DTYPES
+        hint = ": 8-bit results are those of rms_norm_quantized and its siblings"
+        expected = _listed(allowed) + (hint if is_result else "")
+        raise TypeError(f"{function}: {argument} is {got}, expected {expected}")
     return allowed[name]
 
 

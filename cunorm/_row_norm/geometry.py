@@ -115,7 +115,8 @@ class Geometry(CallGeometry):
             before = f", alone or after axes that broadcast to {self.leading}"
             return row + before if self.leading else row
         if kind is Kind.SCALE:
-            return ", one number for each row, or a single number"
+            each = "group of a row" if self.rows.groups > 1 else "row"
+            return f", one number for each {each}, or a single number"
         return ", the shape of x" if kind is Kind.LIKE_X else ", one element for each row of x"
 
     def remedies(self, argument: str, shape: Shape) -> list[str]:
@@ -253,7 +254,7 @@ def row_geometry(
         )
     rows = RowShape(prod(shape[:leading_axes]), width // groups, groups)
     if block is not None:
-        _check_blocks(function, rows.width, leading_axes == ndim - 1, compute)
+        _check_blocks(function, block, rows.width, leading_axes == ndim - 1, compute)
     return Geometry(shape, compute, leading_axes, rows, branch_gate, block)
 
 
@@ -269,18 +270,20 @@ def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
     return axis % ndim
 
 
-def _check_blocks(function: str, width: int, is_last_axis: bool, compute: DType) -> None:
+def _check_blocks(
+    function: str, block: int, width: int, is_last_axis: bool, compute: DType
+) -> None:
     """Check that rows may have scales of blocks: a warp then has all columns of a block."""
     if not is_last_axis:
-        raise ValueError(f"{function}: block is given, expected axis -1 with it")
+        raise ValueError(f"{function}: block is {block}, expected axis -1 with it")
     if width % BLOCK_STEP:
         raise ValueError(
-            f"{function}: block is given for rows of {width} elements, expected a multiple of "
-            f"{BLOCK_STEP} elements"
+            f"{function}: block is {block} for rows of {width} elements, expected a multiple of "
+            f"{BLOCK_STEP} elements: leave block out, or pad x"
         )
     if compute is FLOAT64:
         raise TypeError(
-            f"{function}: block is given for float64, expected x and its residual stream in a "
+            f"{function}: block is {block} for float64, expected x and its residual stream in a "
             "narrower type"
         )
 

@@ -75,12 +75,24 @@ def quantize(
     return _rounded(quotient, dtype).reshape(y.shape), result
 
 
-def dequantize(q: Array, scale: float | Array, *, block: int | None = None) -> Array:
-    """Return q * scale in float32; a scale of blocks is repeated over their columns."""
+def dequantize(
+    q: Array, scale: float | Array, *, block: int | None = None, groups: int = 1
+) -> Array:
+    """Return q * scale in float32, for NumPy arrays whose rows are the last axis.
+
+    A scale of blocks or groups is repeated over their columns.
+    """
     wide = np.asarray(scale).astype(np.float32)
-    if block is not None:
-        wide = np.repeat(wide, block, axis=-1)[..., : q.shape[-1]]
-    return np.asarray(q.astype(np.float32) * wide)
+    if wide.size == 1:
+        return np.asarray(q.astype(np.float32) * wide)
+    width = q.shape[-1] // groups
+    blocks = -(-width // (block or width))
+    if wide.shape != (*q.shape[:-1], groups * blocks):
+        raise ValueError(
+            f"dequantize: scale has shape {wide.shape}, expected {(*q.shape[:-1], groups * blocks)}"
+        )
+    each = np.repeat(wide.reshape(*q.shape[:-1], groups, blocks), block or width, axis=-1)
+    return np.asarray(q.astype(np.float32) * each[..., :width].reshape(q.shape))
 
 
 def _scales(

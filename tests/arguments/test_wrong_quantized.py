@@ -89,15 +89,15 @@ def of_combinations() -> list[Error]:
         found.append((given, VALUE, "out.scale is given, expected None: scale is given"))
     text = "scale_dtype is float8_e8m0fnu, expected float32 as dtype is int8: leave it out"
     found.append(({"dtype": "int8", "scale_dtype": E8M0}, VALUE, text))
-    wide = "block is given for float64, expected x and its residual stream in a narrower type"
+    wide = "block is 32 for float64, expected x and its residual stream in a narrower type"
     found.append(({"block": 32, "x": X.astype(np.float64)}, TYPE, wide))
     found.append(({"block": 32, "residual": X.astype(np.float64)}, TYPE, wide))
     found.append(({"block": 32, "residual": X, "residual_dtype": "float64"}, TYPE, wide))
     for columns, groups in ((66, 1), (84, 2)):
-        text = f"block is given for rows of {columns // groups} elements, expected a multiple of 4"
+        text = f"block is 32 for rows of {columns // groups} elements, expected a multiple of 4"
         found.append(({"block": 32, "x": ones(4, columns), "groups": groups}, VALUE, text))
     given = {"block": 32, "x": ones(2, 4, 64), "axis": -2}
-    found.append((given, VALUE, "block is given, expected axis -1 with it"))
+    found.append((given, VALUE, "block is 32, expected axis -1 with it"))
     return found
 
 
@@ -107,8 +107,8 @@ def of_results() -> list[Error]:
     read_only.flags.writeable = False
     arrays: list[tuple[str, Any, type[Exception], str]] = [
         ("q", Q.view(np.int8), VALUE, "has dtype int8, expected float8_e4m3fn, that of dtype"),
-        ("q", X, VALUE, "has dtype float32, expected float8_e4m3fn, that of dtype"),
-        ("q", Q.view(np.uint8), TYPE, "has dtype uint8, expected "),
+        ("q", X, TYPE, "has dtype float32, expected float8_e4m3fn, float8_e5m2 or int8"),
+        ("q", Q.view(np.uint8), TYPE, "has dtype uint8, expected float8_e4m3fn, "),
         ("q", Q[:, :63].copy(), VALUE, "has shape (4, 63), expected (4, 64)"),
         ("q", np.zeros((64, 4), E4M3).T, VALUE, f"has strides (1, 4), {FOLLOWED}"),
         ("q", np.zeros((4, 128), E4M3)[:, ::2], VALUE, f"has strides (128, 2), {FOLLOWED}"),
@@ -119,7 +119,7 @@ def of_results() -> list[Error]:
         ("scale", ones(1, 1), VALUE, "has shape (1, 1), expected (4, 1)"),
         ("scale", ones(4, 2), VALUE, "has shape (4, 2), expected (4, 1)"),
         ("scale", np.broadcast_to(ones(1, 1), (4, 1)), VALUE, f"has strides (0, 0), {OWN}"),
-        ("scale", ones(4, 1, dtype=np.float64), VALUE, "has dtype float64, expected float32, that"),
+        ("scale", ones(4, 1, dtype=np.float64), TYPE, "has dtype float64, expected float32 or"),
         (
             "scale",
             ones(4, 1, dtype=E8M0),
@@ -149,7 +149,7 @@ def of_inputs() -> list[Error]:
     for name in ("x", "weight", "bias", "residual", "gate"):
         array = Q[0] if name in ("weight", "bias") else Q
         text = f"{name} has dtype float8_e4m3fn, expected float16, bfloat16, float32 or float64: "
-        text += f"pass a dequantised array, {name}.astype('float32') * scale"
+        text += f"pass a dequantised array, {name}.astype('float32') times its scale"
         found.append(({name: array}, TYPE, text))
     return found
 

@@ -203,7 +203,7 @@ def dtypes() -> Cases:
             wide = f"{key}.astype('float32')"
             hint = f": pass {wide}" if dtype in WHOLE else ""
             if dtype.startswith("float8"):
-                hint = f": pass a dequantised array, {wide} * scale"
+                hint = f": pass a dequantised array, {wide} times its scale"
             yield Case(name, TypeError, f"{key} has dtype {dtype}, expected {DTYPES}{hint}", change)
 
 
@@ -213,6 +213,8 @@ def dtype_options() -> Cases:
     for key in ("dtype", "residual_dtype", "x_dtype"):
         for given, text in shown:
             text = f"{key} is {text}, expected {DTYPES}"
+            if key == "dtype" and given == "int8":
+                text += ": 8-bit results are those of rms_norm_quantized and its siblings"
             yield from each(functions_taking(key), TypeError, text, **{key: given})
 
 
