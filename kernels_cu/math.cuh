@@ -96,49 +96,30 @@ __device__ inline C divided(C sum, C count) {
   return rest == rest ? fma(rest, inverse, quotient) : quotient;
 }
 
-// Divides numbers of type T by one number from 0 on. Rounding the quotient to at most 5 bits gives
-// the same as rounding it to C first: this was verified for all divisors and the quotients next to
-// a change of the result. A quotient of T with 16 bits may be an ulp off, any other is rounded
-// once.
+// Divides by one number from 0 on. By Markstein's theorem, `found` is the quotient rounded once if
+// `near` is within an ulp of it; near the numbers at which rounding to 5 bits changes its result,
+// all divisors were verified. `lost` is exact unless the quotient is so small that its code is 0.
 //
 // Unless `is_given`, the divisor is at least 2^-20, and quotients of finite numbers are finite.
-// `power` makes the inverse of a given divisor a normal number. If that quotient is infinite or
-// NaN, `found` is NaN.
-template <class C, class T, bool is_given>
+// `power` makes the inverse of a given divisor a normal number. If a quotient by a given divisor is
+// infinite or NaN, `found` is NaN.
+template <class C, bool is_given>
 struct Divisor {
-  static constexpr bool is_float = sizeof(C) == 4, is_short = is_float && sizeof(T) == 2;
-  static constexpr bool has_power = is_given && is_float;
-  C power, divisor, inverse, rest;
+  static constexpr bool has_power = is_given && sizeof(C) == sizeof(float);
+  C power, divisor, inverse;
 
   __device__ explicit Divisor(C given) : divisor(given) {
     if constexpr (has_power) {
       power = given < C(0x1p-64) ? C(0x1p64) : given > C(0x1p64) ? C(0x1p-64) : C(1);
       divisor *= power;
     }
-    if constexpr (is_short) {
-      inverse = below(is_given ? 1 / divisor : reciprocal(divisor));
-      const C error = fma(-inverse, divisor, C(1)), first = error * inverse;
-      rest = inverse == 0 ? 0 : __fmaf_ru(error, first, first);
-    } else {
-      inverse = 1 / divisor;
-      if (inverse == 0) divisor = 0;  // an infinite divisor: quotients are 0
-    }
+    inverse = 1 / divisor;
+    if (!is_given && inverse == 0) divisor = 0;  // it is infinite: quotients are 0
   }
   __device__ C quotient(C v) const {
     if constexpr (has_power) v *= power;
-    const C near = v * inverse;
-    C found;
-    if constexpr (is_short)
-      found = fma(v, inverse, v * rest);
-    else
-      found = fma(-fma(near, divisor, -v), inverse, near);  // Markstein's
+    const C near = v * inverse, lost = fma(near, divisor, -v), found = fma(-lost, inverse, near);
     return is_given && found != found ? near : found;
-  }
-
- private:
-  // The next smaller float. So `rest` is not negative, and a quotient of -0 is -0.
-  static __device__ float below(float v) {
-    return v == 0 ? v : __int_as_float(__float_as_int(v) - 1);
   }
 };
 

@@ -141,7 +141,7 @@ struct Divisor {
   using C = typename B::compute_t;
   using Q = typename B::q_t;
   static constexpr bool multiplies = same_type<Q, s8> || same_type<typename B::scale_t, e8m0>;
-  either<multiplies, C, math::Divisor<C, typename B::y_t, B::gives_scale || B::is_bounded>> factor;
+  either<multiplies, C, math::Divisor<C, B::gives_scale || B::is_bounded>> factor;
 
   __device__ explicit Divisor(float scale) : factor(multiplies ? 1 / C(scale) : C(scale)) {}
   __device__ explicit Divisor(e8m0 scale) {

@@ -28,7 +28,7 @@ inline C divided(C sum, C count) {
 }
 
 // Divides by one number several times.
-template <class C, class T, bool is_given>
+template <class C, bool is_given>
 struct Divisor {
   C value;
 
