@@ -51,9 +51,10 @@ class QuantizedTypes(ForwardTypes):
 
     def more_registers(self, threads: int, capability: int) -> int:
         """Return an estimate; rows have the team of a norm without q all the same."""
-        is_uneven = capability < 86 and threads & (threads - 1) > 0
         takes_more = self.block or self.formula.center or self.gate or self.y is FLOAT16
-        return 8 if takes_more or is_uneven else 0
+        if capability < 90:  # ptxas takes more registers there
+            takes_more = takes_more or self.residual or threads & (threads - 1)
+        return 8 if takes_more else 0
 
     def written(self) -> list[DType | None]:
         return [self.y] if self.writes_y else []

@@ -171,7 +171,7 @@ def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
             assert errors[name] <= TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("name", ["cunorm", "torch"])
+@pytest.mark.parametrize("name", ["cunorm", "cunorm-autograd", "torch"])
 def test_a_provider_quantises_what_the_oracle_normalises(gpu, name):
     provider = providers.LOADERS["cpu"][name]()
     for operator in QUANTIZED:

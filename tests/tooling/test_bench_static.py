@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.plans import planned
 from bench.plans.plan import ONE_ROW, Plan
-from bench.plans.planned import grid
+from bench.plans.planned import feature_sets, grid
 from tests.support.internals import KernelBuild
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -18,6 +19,7 @@ from bench.plans.model import GPUS
 from bench.plans.rows import Row, measure
 from bench.plans.sass import disassembler
 from bench.report.records import read_csv, write_csv
+from bench.timing.cases import QUANTIZED
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "static.csv"
 if disassembler() is None:
@@ -71,6 +73,14 @@ def test_the_committed_table_passes_the_gate_and_has_each_launch_for_each_gpu():
     for (arch, *_), gpus in launches.items():
         of_arch = [gpu for gpu, model in GPUS.items() if arch == f"sm_{model.architecture}"]
         assert gpus in ([""], of_arch)
+
+
+def test_quantised_rows_do_not_spill_below_compute_capability_9():
+    of_row, added, *_ = QUANTIZED
+    for operator, width, arch in ((of_row, 5120, "75"), (added, 1024, "89")):
+        features = feature_sets(arch)[0]
+        (plan,) = planned.plans(operator, "forward", "bfloat16", (width,), arch, features)
+        assert report(measure(plan)) == 0
 
 
 def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
