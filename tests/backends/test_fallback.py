@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.support.group_bounds import check_group_forward
 from tests.support.internals import compiler
 from tests.support.kinds import numbers, to
 from tests.support.operands import draw
+from tests.support.quantized import quantized_call
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,21 @@ def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
     if "group" in kernel:
         shape = {"samples": Samples(2, (1, 3, 2, 5), 40, 8, *draw.choice([(True, -1), (False, 1)]))}
     case_of(kernel, arranged(kernel, draw, case | shape), OnNumpy()).check()
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "rows": {"stream": "+ bfloat16", "x": "bfloat16", "out": ("q", "scale", "residual")},
+    "MXFP8 of groups": {"block": 32, "scale_dtype": "float8_e8m0fnu", "groups": 2},
+    "bounded, int8": {"q": "int8", "absmax_bound": 1.5, "center": True, "bias": "float32"},
+    "given": {"given_scale": 0.02, "q": "float8_e5m2", "gate": "float32", "return_y": False},
+    "given for rows of two axes": {"given_scale": "rows", "axis": -2, "scales": "apart"},
+    "float64": {"x": "float64", "q": "float8_e5m2", "out": ("q", "y"), "layouts": "padded"},
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantised_results_have_the_bits_of_the_norm_and_then_the_oracle(name):
+    quantized_call({"shape": (2, 1, 3, 100)} | QUANTIZED[name], OnNumpy()).check()
 
 
 def test_without_rows_or_samples_parameters_have_zero_gradients():

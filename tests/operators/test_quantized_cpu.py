@@ -44,6 +44,7 @@ LONG = {1: 100_004, 15: 15 * 128 * 64}
 SHARED = {
     "rows": BFLOAT16 | {"stream": "+ bfloat16"},
     "blocks of 128": BFLOAT16 | {"block": 128},
+    "centred blocks": {"block": 64, "q": "int8", "center": True},
 }
 
 
@@ -53,7 +54,9 @@ def nothing_loaded(monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "width"), LONG.items())
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(
+    "name", ["rows", "blocks of 128", pytest.param("centred blocks", marks=pytest.mark.exhaustive)]
+)
 def test_threads_that_share_long_rows_find_the_scales_of_whole_rows(
     name, rows, width, nothing_loaded
 ):

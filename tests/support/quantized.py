@@ -198,13 +198,21 @@ def quantized_call(case: Case, on: Any) -> QuantizedCall:
         shape = reference.quantize(np.zeros(x.shape, np.float32), **of_scale)[1].shape
         out["scale"] = placed(layout(shape, SCALES[case["scale_dtype"]]))
     if "y" in case["out"] and not out["y"]:
-        out["y"] = placed(like_x(x.shape, x.dtype))
+        out["y"] = placed(like_x(x.shape, _y_dtype(case)))
     results = QuantizedNorm(*(out.get(name) for name in QuantizedNorm._fields))
     own = norm._replace(
         **{"function": cunorm.normalize_quantized, "inputs": inputs, "options": options},
         **{"out": results, "arrays": arrays},
     )
     return QuantizedCall(norm, own, of_scale)
+
+
+def _y_dtype(case: Case) -> np.dtype[Any]:
+    """Return y's own dtype: that of x or, if x is rounded before the weight, of their product."""
+    x, weight = case["x"], case["weight"]
+    if not case["round_before_weight"] or weight in (None, x):
+        return DTYPES[x]
+    return DTYPES["float64" if "float64" in (x, weight) else "float32"]
 
 
 def _layout_of_results(case: Case) -> Any:
