@@ -95,11 +95,11 @@ def normalize_quantized(
     Returns
     -------
     QuantizedNorm
-        ``q`` is like x. ``scale`` has the shape ``(*x.shape[:axis], 1)``; its last axis has a number
-        for each group or block, the blocks of each group side by side. An axis of 1 stands for each
-        further axis of a row. It is float32 or float8_e8m0fnu, or the scale that was given. ``y``
-        and ``residual``, the new stream, are None unless they are asked for. 8-bit floats are
-        dtypes of ml_dtypes in NumPy and CuPy.
+        ``q`` is like x. ``scale`` has the shape ``(*x.shape[:axis], 1)``, with a number for each
+        group or block on its last axis, the blocks of each group side by side, and one more axis of
+        1 for each further axis of a row. It is float32 or float8_e8m0fnu, or the scale that was
+        given. ``y`` and ``residual``, the new stream, are None unless they are asked for. 8-bit
+        floats are dtypes of ml_dtypes in NumPy and CuPy.
 
     Raises
     ------
