@@ -74,11 +74,12 @@ def normalize_quantized(
         The dtype of q: float8_e4m3fn, float8_e5m2 or int8, as a name or a dtype of any framework.
     scale : float or array, optional
         The scale, instead of one that is found: a positive number, or float32 with one element or
-        with one for each row, of shape ``(*x.shape[:axis], 1)``. The elements of an array are not
-        checked; they are to be positive, finite and not subnormal.
+        with one for each row or group, of the shape of a scale that is found for rows. The elements
+        of an array are not checked; they are to be positive, finite and not subnormal.
     block : int, optional
         32, 64 or 128: each so many columns of a row share a scale. The last block of a row may be
-        shorter. A row is then the last axis, its width a multiple of 4, and x is not float64.
+        shorter. A row is then the last axis, the width of a row or group a multiple of 4, and x
+        and its residual stream are not float64.
     scale_dtype : str or dtype, optional
         float32, or float8_e8m0fnu for powers of two, which are rounded up. With ``block=32`` and
         float8_e8m0fnu, q and scale are MXFP8; int8 has float32 only.
@@ -94,10 +95,11 @@ def normalize_quantized(
     Returns
     -------
     QuantizedNorm
-        ``q`` is like x. ``scale`` has the shape ``(*x.shape[:axis], 1)``, with `groups` or blocks
-        as its last axis, and one more axis of 1 for each further axis of a row. It is float32 or
-        float8_e8m0fnu, or the scale that was given. ``y`` and ``residual``, the new stream, are
-        None unless they are asked for. 8-bit floats are dtypes of ml_dtypes in NumPy and CuPy.
+        ``q`` is like x. ``scale`` has the shape ``(*x.shape[:axis], 1)``, with a number for each
+        group or block on its last axis, the blocks of each group side by side, and one more axis of
+        1 for each further axis of a row. It is float32 or float8_e8m0fnu, or the scale that was
+        given. ``y`` and ``residual``, the new stream, are None unless they are asked for. 8-bit
+        floats are dtypes of ml_dtypes in NumPy and CuPy.
 
     Raises
     ------

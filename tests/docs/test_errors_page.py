@@ -54,6 +54,7 @@ QUANTIZED: Calls = [
     lambda: quantized(np.ones((5, 8), np.float32), scale=np.ones(5, np.float32)),
     lambda: quantized(X, scale=1.0, scale_dtype="float8_e8m0fnu"),
     lambda: quantized(X, scale=1.0, **BLOCKS),
+    lambda: quantized(X, scale=1.0, absmax_bound=3.0),
     lambda: quantized(X, dtype="int8", scale_dtype="float8_e8m0fnu"),
     lambda: quantized(X, block=16),
     lambda: quantized(X, groups=4, **BLOCKS),
