@@ -3,6 +3,7 @@
 //
 // The CPU build replaces this file: there V is a SIMD vector.
 #pragma once
+#include "types.cuh"
 
 namespace math {
 
@@ -102,12 +103,13 @@ __device__ inline C divided(C sum, C count) {
 // once.
 //
 // Unless `is_given`, the divisor is at least 2^-20, and quotients of finite numbers are finite.
-// `power` makes the inverse of a given divisor a normal number. If that quotient is infinite or
-// NaN, `found` is NaN.
+// `power` makes the inverse and `rest` normal numbers: of a given divisor, and of one that is found
+// for bfloat16, which may be so large that `rest` would be subnormal. If a quotient by a given
+// divisor is infinite or NaN, `found` is NaN.
 template <class C, class T, bool is_given>
 struct Divisor {
   static constexpr bool is_float = sizeof(C) == 4, is_short = is_float && sizeof(T) == 2;
-  static constexpr bool has_power = is_given && is_float;
+  static constexpr bool has_power = is_float && (is_given || same_type<T, bf16>);
   C power, divisor, inverse, rest;
 
   __device__ explicit Divisor(C given) : divisor(given) {
