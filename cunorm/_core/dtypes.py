@@ -43,8 +43,8 @@ FLOAT8_E8M0FNU = DType("float8_e8m0fnu", "e8m0", 1)  # of scales
 QUANTIZED = {dtype.name: dtype for dtype in (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)}
 SCALES = {dtype.name: dtype for dtype in (FLOAT32, FLOAT8_E8M0FNU)}
 ALL_DTYPES = DTYPES | QUANTIZED | SCALES
-# The types of operands that have others than `DTYPES`; plans check those of the outputs.
-_OWN = {"scale": {"float32": FLOAT32}, "out.q": ALL_DTYPES, "out.scale": ALL_DTYPES}
+# The types of operands that have others than `DTYPES`; plans check which of them an output has.
+_OWN = {"scale": {"float32": FLOAT32}, "out.q": QUANTIZED, "out.scale": SCALES}
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64, INT8)
@@ -100,7 +100,7 @@ def expected_dtypes(argument: str, name: str, kind: str = "", wide: str = "") ->
     `wide` is the argument as float32.
     """
     expected = f"expected {_listed(allowed(argument))}"
-    if name.startswith("float8"):
+    if name.startswith("float8") and argument != "scale":
         return expected + pass_hint(argument, f"a dequantised array, {wide} * scale")
     is_simple = kind in ("i", "u", "b") or argument == "scale"
     return expected + (pass_hint(argument, wide) if is_simple and wide else "")

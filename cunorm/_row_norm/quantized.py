@@ -74,8 +74,8 @@ def normalize_quantized(
         The dtype of q: float8_e4m3fn, float8_e5m2 or int8, as a name or a dtype of any framework.
     scale : float or array, optional
         The scale, instead of one that is found: a positive number, or float32 with one element or
-        with one for each row, of shape ``(*x.shape[:axis], 1)``. The elements of an array are not
-        checked; they are to be positive, finite and not subnormal.
+        with one for each row, in the shape of scales that are found for rows. The elements of an
+        array are not checked; they are to be positive, finite and not subnormal.
     block : int, optional
         32, 64 or 128: each so many columns of a row share a scale. The last block of a row may be
         shorter. A row is then the last axis, its width a multiple of 4, and x is not float64.
@@ -108,8 +108,8 @@ def normalize_quantized(
     Notes
     -----
     Rounding: quotients are rounded once to float32 (float64 if x or its stream is float64), then to
-    the dtype of scale or q. So q and scale have the bits of "norm, then quantise" with y in memory. They depend
-    on no other row, nor on strides.
+    the dtype of scale or q. So q and scale have the bits of "norm, then quantise" with y in memory.
+    They depend on no other row, nor on strides.
 
     Special values: a row or block of zeros has the least scale (2**-127 in float8_e8m0fnu). With a
     NaN in y, scale and q of the row or block are NaN. With an infinite element and no
