@@ -61,6 +61,7 @@ def cpu_launch(
     begins_with_pack = is_forward and types.formula.center
     row_width, groups = shape.row_width, shape.groups * rows_of.number
     has_segments = rows_of.segments is not None
+    parts_cut_block = _parts_cut_block(types, shape, begins_with_pack=begins_with_pack)
     least_elements, store_macros = stores
 
     def cut(rows: int) -> tuple[int, int, Macros]:
@@ -69,7 +70,7 @@ def cpu_launch(
         macros = store_macros if elements >= least_elements else ()
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
-        if rows <= CPU_SHARED_ROWS:
+        if rows <= CPU_SHARED_ROWS and not parts_cut_block:
             few = shape._replace(groups=groups)
             row_parts = _row_parts(few, rows, parts * groups, begins_with_pack=begins_with_pack)
         if row_parts:
@@ -132,11 +133,27 @@ def _row_parts(shape: RowShape, rows: int, blocks: int, *, begins_with_pack: boo
     Threads share a few long rows if each has at least three parts, and no fewer parts than the
     `blocks` of a launch without sharing. No part is empty: its 0 could change Kahan's sum.
     """
-    packs, cut = divmod(shape.width, CPU_PACK)
-    chunks = begins_with_pack - -packs // _CHUNK + bool(cut)
-    parts = -(-chunks // _PART_CHUNKS)
+    chunks, has_cut = _chunks_of(shape, begins_with_pack=begins_with_pack)
+    parts = -(-(chunks + has_cut) // _PART_CHUNKS)
     is_few = 0 < rows * shape.groups <= CPU_SHARED_ROWS
     return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0
+
+
+def _chunks_of(shape: RowShape, *, begins_with_pack: bool) -> tuple[int, bool]:
+    """Return the chunks of whole packs of a row, and whether another chunk has a cut pack."""
+    packs, cut = divmod(shape.width, CPU_PACK)
+    return begins_with_pack - -packs // _CHUNK, bool(cut)
+
+
+def _parts_cut_block(types: RowTypes, shape: RowShape, *, begins_with_pack: bool) -> bool:
+    """Return whether the columns that share a scale lie in two parts of a row.
+
+    Parts begin with a multiple of 16 packs, or with the cut pack.
+    """
+    block_packs = getattr(types, "block", 0) // CPU_PACK
+    chunks, has_cut = _chunks_of(shape, begins_with_pack=begins_with_pack)
+    begins_part = has_cut and chunks % _PART_CHUNKS == 0
+    return begins_part and block_packs > 1 and shape.width // CPU_PACK % block_packs > 0
 
 
 def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:

@@ -84,7 +84,8 @@ def normalize_quantized(
         float32, or float8_e8m0fnu for powers of two, which are rounded up. With ``block=32`` and
         float8_e8m0fnu, q and scale are MXFP8; int8 has float32 only.
     absmax_bound : float, optional
-        A positive number. Larger elements are clamped to it, and no longer make the scale larger.
+        A positive number. Larger elements no longer make the scale larger; those for which it is
+        too small are clamped to largest * scale.
     return_y : bool, optional
         Whether y is returned, too. It has the bits of `normalize`.
     out : QuantizedNorm, optional
@@ -108,9 +109,9 @@ def normalize_quantized(
 
     Notes
     -----
-    Rounding: quotients are rounded once to float32 (float64 if x is float64), then to the dtype of
-    scale or q. So q and scale have the bits of "norm, then quantise" with y in memory. They depend
-    on no other row, nor on strides.
+    Rounding: quotients are rounded once to float32 (float64 if x or its stream is float64), then to
+    the dtype of scale or q. So q and scale have the bits of "norm, then quantise" with y in memory.
+    They depend on no other row, nor on strides.
 
     Special values: a row or block of zeros has the least scale (2**-127 in float8_e8m0fnu). With a
     NaN in y, scale and q of the row or block are NaN. With an infinite element and no

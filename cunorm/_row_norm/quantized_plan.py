@@ -6,6 +6,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from cunorm._core.dtypes import dtype_of, numpy_dtype
 from cunorm._core.operands import arguments, present
 from cunorm._core.plan import OpDef
@@ -31,8 +33,10 @@ def _by_reference(spec: RowQuantizedSpec, arrays: Sequence[Any]) -> None:
         for one in (inputs["x"], inputs["weight"])
     )
     y_dtype = spec.own_dtype(present(x), weight)
+    y = round_to(exact.y, numpy_dtype(y_dtype))
+    is_wide = np.float64 in (inputs["x"].dtype, None if stream is None else stream.dtype)
     q, found = quantize(
-        round_to(exact.y, numpy_dtype(y_dtype)),
+        y.astype(np.float64 if is_wide else np.float32),
         dtype=spec.q_dtype.name,
         scale=spec.scale if scale is None else scale,
         block=spec.block,

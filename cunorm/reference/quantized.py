@@ -3,6 +3,7 @@
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -60,17 +61,17 @@ def quantize(
     """
     compute = np.float64 if y.dtype == np.float64 else np.float32
     lead = y.shape[: axis % y.ndim]
-    wide = y.astype(compute).reshape(*lead, groups, -1)
+    wide = y.astype(compute).reshape(*lead, groups, prod(y.shape[len(lead) :]) // groups)
     if scale is None:
         found = _scales(np.abs(wide), block, dtype, scale_dtype, absmax_bound)
         ones = (1,) * (y.ndim - len(lead) - 1)
-        result = found.reshape(*lead, *ones, -1)
+        result = found.reshape(*lead, *ones, groups * found.shape[-1])
         each = np.repeat(found.astype(compute), block or wide.shape[-1], axis=-1)
         each = each[..., : wide.shape[-1]]
     else:
         result = np.asarray(scale, np.float32)
         each = result.astype(compute)
-        each = each if each.size == 1 else each.reshape(*lead, -1, 1)
+        each = each if each.size == 1 else each.reshape(*lead, each.shape[-1], 1)
     quotient = wide * np.reciprocal(each) if dtype == "int8" else wide / each
     return _rounded(quotient, dtype).reshape(y.shape), result
 

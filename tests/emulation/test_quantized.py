@@ -150,18 +150,20 @@ def test_every_gpu_makes_the_same_codes(capability, y, q):
 def test_quotients_by_scales_that_are_found_have_the_right_codes(y, q, block):
     """In row i the largest number is (1 + i / 512) times LARGEST: every 9 bits of a scale occur.
 
-    Each row has all midpoints times its scale, as near as y's dtype allows.
+    Each row has all midpoints times its scale, as near as y's dtype allows. If y can be so large,
+    there are also scales of which 2**-24 / scale, a part of their inverse, is subnormal.
     """
     middles = around(midpoints(q)[:-1], np.dtype(np.float32))
     middles = np.concatenate([middles, -middles])
     columns = block or 1024
     rows = np.resize(middles, (512, 1024)).reshape(512, -1, columns).copy()
     rows[..., 0] = LARGEST[q]
-    scales = 2.0**-7 * (1 + np.arange(512) / 512)
-    values = (rows.reshape(512, 1024) * scales[:, None]).astype(DTYPES[y])
-    with machine():
-        got, found = norm_of_ones(gpu(), values, dtype=q, block=block)
-    assert_same_bits(got, reference.quantize(found, dtype=q, block=block)[0])
+    for power in (-7,) if y == "float16" else (-7, 110):
+        scales = 2.0**power * (1 + np.arange(512) / 512)
+        values = (rows.reshape(512, 1024) * scales[:, None]).astype(DTYPES[y])
+        with machine(), at(power):
+            got, found = norm_of_ones(gpu(), values, dtype=q, block=block)
+            assert_same_bits(got, reference.quantize(found, dtype=q, block=block)[0])
 
 
 # --- bytes ----------------------------------------------------------------------------------------

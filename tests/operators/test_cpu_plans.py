@@ -18,6 +18,7 @@ from tests.support.gpu_arrays import OnNumpy
 from tests.support.internals import _cpu_plan, _group_plan, compiler, thread_count
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
 from tests.support.placed import Samples
+from tests.support.quantized import quantized_call
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -144,6 +145,22 @@ def test_rows_that_end_near_the_end_of_a_part_are_right(center):
         sized = case | {"shape": (1, 1, 1, width + more)}
         with at(width + more):
             call_of("row_norm_forward", sized, OnNumpy()).check()
+    assert is_shared()
+
+
+@pytest.mark.parametrize(
+    ("center", "width"),
+    [(False, 5 * PART), (False, 5 * PART - 1024 + 72), (True, 5 * PART - 2048 + 72)],
+)
+def test_blocks_of_columns_of_a_long_row_alone_have_the_right_bits(center, width):
+    """Each of the two last widths ends with a part of 8 columns, which are in the block before."""
+    case = {"center": center, "weight": None, "block": 128, "return_y": False}
+    before = thread_count()
+    try:
+        cunorm.set_num_threads(2)
+        quantized_call(case | {"shape": (1, 1, 1, width)}, OnNumpy()).check()
+    finally:
+        cunorm.set_num_threads(before)
     assert is_shared()
 
 
