@@ -53,7 +53,7 @@ def test_every_number_of_16_bits_and_every_midpoint_is_converted_right(device, y
     """A GPU holds rows of 1024, and streams a single row."""
     values = conversions(y, q, scale)
     for rows in (values, values.reshape(1, -1)) if device.is_gpu else (values,):
-        got, found = norm_of_ones(device, rows, dtype=q, scale=scale)
+        got, found, _ = norm_of_ones(device, rows, dtype=q, scale=scale)
         assert_same_bits(got, reference.quantize(found, dtype=q, scale=scale)[0])
         if scale != 0.3:  # quotients are exact
             assert_same_bits(got, rounded(found.astype(np.float64) / scale, q))
@@ -69,7 +69,7 @@ def test_midpoints_are_rounded_to_even_under_a_scale_that_is_found(device, q, bl
     values = np.resize(values, (values.size // (columns - 1) + 1, columns - 1))
     values = np.insert(values, 0, LARGEST[q], axis=-1) * np.float32(scale)
     values = np.resize(values, (-(-values.size // 512), 512))
-    got, found = norm_of_ones(device, values, dtype=q, block=block)
+    got, found, _ = norm_of_ones(device, values, dtype=q, block=block)
     assert_same_bits(got, rounded(found / scale, q))
 
 
@@ -267,6 +267,27 @@ def test_mxfp8_has_the_least_powers_of_two_with_which_no_element_is_clamped(devi
             power += 1
         assert int(codes[row, block]) - 127 == power
         assert_same_bits(q[row, columns], rounded(y[row, columns] / 2.0**power, dtype))
+
+
+@each("dtype", [("float8_e4m3fn",), ("float8_e5m2",)], [("float8_e4m3fn",)])
+def test_a_scale_that_is_a_power_of_two_is_rounded_up_only_if_it_must(device, dtype):
+    """Each block of bfloat16 has another largest element, the largest code times a power of two.
+
+    Or it is a neighbour of that, or 0, subnormal, infinite or NaN.
+    """
+    powers = np.ldexp(float(LARGEST[dtype]), np.arange(-145, 112)).astype(DTYPES["bfloat16"])
+    powers = powers[np.isfinite(powers) & (powers > 0)]
+    near = [powers, np.nextafter(powers, 0), np.nextafter(powers, powers.dtype.type(np.inf))]
+    special = np.array([0, 1, np.inf, -np.inf, np.nan], powers.dtype)
+    largest = np.concatenate([*near, special])
+    largest = largest[~np.isinf(largest) | np.isin(largest, special)]
+    values = np.zeros((largest.size, 32), powers.dtype)
+    values[:, 7], values[:, 20] = largest / powers.dtype.type(3), -largest
+    options = {"block": 32, "scale_dtype": "float8_e8m0fnu", "dtype": dtype}
+    got, found, scale = norm_of_ones(device, values.reshape(-1), **options)
+    expected = reference.quantize(found, **options)
+    assert_same_bits(got, expected[0])
+    assert_same_bits(scale, expected[1])
 
 
 # --- what results do not depend on ----------------------------------------------------------------

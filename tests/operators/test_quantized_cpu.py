@@ -136,5 +136,5 @@ def test_older_instruction_sets_convert_every_number_of_16_bits_and_every_midpoi
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     with compiled_for(machine):
-        got, found = norm_of_ones(OnNumpy(), conversions(y, q, 0.5), dtype=q, scale=0.5)
+        got, found, _ = norm_of_ones(OnNumpy(), conversions(y, q, 0.5), dtype=q, scale=0.5)
     assert_same_bits(got, rounded(found.astype(np.float64) / 0.5, q))

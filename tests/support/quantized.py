@@ -95,8 +95,8 @@ def conversions(y: str, q: str, scale: float) -> Array:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def norm_of_ones(on: Any, values: Array, **options: Any) -> tuple[Array, Array]:
-    """Return q and y of rows of ones, whose y are the rows of their weight."""
+def norm_of_ones(on: Any, values: Array, **options: Any) -> tuple[Array, Array, Array | None]:
+    """Return q, y and scale of rows of ones, whose y are the rows of their weight."""
     x, weight = on.put(np.ones_like(values)), on.put(values)
     result = cunorm.rms_norm_quantized(x, weight, eps=0.0, return_y=True, **options)
     q, y = on.get(result.q), on.get(result.y)
@@ -105,7 +105,7 @@ def norm_of_ones(on: Any, values: Array, **options: Any) -> tuple[Array, Array]:
     if on.is_gpu and values.dtype != np.float64:  # subnormal numbers become 0
         is_kept &= (np.abs(values.astype(np.float32)) >= 2.0**-126) | (values == 0)
     assert_same_bits(y[is_kept], values[is_kept], "y")
-    return q, y
+    return q, y, None if isinstance(result.scale, float) else on.get(result.scale)
 
 
 # --- calls ----------------------------------------------------------------------------------------
