@@ -100,12 +100,11 @@ __device__ inline C divided(C sum, C count) {
 // `near` is within an ulp of it; near the numbers at which rounding to 5 bits changes its result,
 // all divisors were verified. `lost` is exact unless the quotient is so small that its code is 0.
 //
-// Unless `is_given`, the divisor is at least 2^-20, and quotients of finite numbers are finite.
-// `power` makes the inverse of a given divisor a normal number. If a quotient by a given divisor is
-// infinite or NaN, `found` is NaN.
-template <class C, bool is_given>
+// Unless `is_any`, the divisor is at least 2^-20, and quotients of finite numbers are finite. Else
+// `power` makes the inverse a normal number, and `found` is NaN if the quotient is infinite or NaN.
+template <class C, bool is_any>
 struct Divisor {
-  static constexpr bool has_power = is_given && sizeof(C) == sizeof(float);
+  static constexpr bool has_power = is_any && sizeof(C) == sizeof(float);
   C power, divisor, inverse;
 
   __device__ explicit Divisor(C given) : divisor(given) {
@@ -114,12 +113,12 @@ struct Divisor {
       divisor *= power;
     }
     inverse = 1 / divisor;
-    if (!is_given && inverse == 0) divisor = 0;  // it is infinite: quotients are 0
+    if (!is_any && inverse == 0) divisor = 0;  // it is infinite: quotients are 0
   }
   __device__ C quotient(C v) const {
     if constexpr (has_power) v *= power;
     const C near = v * inverse, lost = fma(near, divisor, -v), found = fma(-lost, inverse, near);
-    return is_given && found != found ? near : found;
+    return is_any && found != found ? near : found;
   }
 };
 

@@ -29,6 +29,24 @@ LOOP(share, float, math::divided(v, 4097.0f))
 LOOP(double_reciprocal, double, math::reciprocal(v))
 LOOP(double_root, double, math::reciprocal_root(v))
 LOOP(double_share, double, math::divided(v, 4097.0))
+// Counts wrong quotients by divisors from 1 to 2, `step` floats apart: those that are next to t and
+// to the middles between t and its neighbours, for all t with five bits.
+double count_wrong(long long step) {
+  long long wrong = 0;
+  for (long long i = 0; i < 1 << 23; i += step) {
+    const float divisor = 1 + i * 0x1p-23f;
+    const math::Divisor<float, false> divided(divisor);
+    for (int j = 16; j < 32; ++j)
+      for (int side = -1; side <= 1; ++side) {
+        const double half = j == 16 && side < 0 ? 0x1p-25 : 0x1p-24;
+        const float near = float((j / 16.0 + side * half) * divisor);
+        const float next[] = {nextafterf(near, 0), near, nextafterf(near, 8)};
+        for (float v : next) wrong += divided.quotient(v) != v / divisor;
+      }
+  }
+  return wrong;
+}
+LOOP(wrong_quotients, double, count_wrong(v))
 """
 CUDA = """
 #include <math.h>
@@ -85,3 +103,8 @@ def test_double_results_are_rounded_as_ieee_says(run):
     np.testing.assert_array_equal(run("double_reciprocal", v), 1 / v)
     np.testing.assert_array_equal(run("double_root", v), 1 / np.sqrt(v))
     np.testing.assert_array_equal(run("double_share", v), v / 4097)
+
+
+@pytest.mark.parametrize("step", [pytest.param(31, marks=pytest.mark.exhaustive), 1009])
+def test_quotients_next_to_the_middles_between_8_bit_codes_are_rounded_as_by_a_division(run, step):
+    assert run("wrong_quotients", np.float64([step])) == 0

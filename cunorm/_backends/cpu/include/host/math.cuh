@@ -28,7 +28,7 @@ inline C divided(C sum, C count) {
 }
 
 // Divides by one number several times.
-template <class C, bool is_given>
+template <class C, bool is_any>
 struct Divisor {
   C value;
 
