@@ -210,3 +210,14 @@ def test_a_single_scale_is_not_taken_for_the_scales_of_rows(device, axis, first,
         q, _ = reference.quantize(y, scale=scale, axis=axis)
         with at(rows, kind):
             assert_same_bits(device.get(result.q), q, "q")
+
+
+def test_a_result_may_lie_right_behind_a_single_scale_for_any_number_of_rows():
+    memory = np.zeros(50 * 164 + 4, np.uint8)
+    scale = memory[:4].view(np.float32)
+    scale[0] = 0.25
+    for rows in (40, 41):
+        x = draw(f"x {rows}", (rows, 164), "float32")
+        q = memory[4 : 4 + rows * 164].reshape(rows, 164).view(CODES["float8_e4m3fn"])
+        result = cunorm.rms_norm_quantized(x, x[0].copy(), scale=scale, out=QuantizedNorm(q))
+        assert result.q is q
