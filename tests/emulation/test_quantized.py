@@ -38,6 +38,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "MXFP8": E8M0 | {"block": 32},
     "blocks of 64, int8": {"block": 64, "q": "int8", "return_y": False},
     "blocks of 128 of bfloat16": BFLOAT16 | {"block": 128},
+    # Elements behind the row would be large.
+    "rows far from zero": {"weight": None, "bias": None, "far": True},
+    "blocks far from zero": {"weight": None, "bias": None, "far": True, "block": 64, "q": "int8"},
     "blocks of 128, gated": {"block": 128, "gate": "bfloat16", "center": False},
 }
 
@@ -61,7 +64,8 @@ IN_CI = {
     *(("a block of 288 a row", "blocks of 128, gated"), ("streamed", "rows of bfloat16, bounded")),
     *(("streamed", "MXFP8"), ("a cluster of 4", "rows, powers of two")),
     *(("a cluster of 4", "blocks of 128 of bfloat16"), ("a cluster of 16", "rows")),
-    ("streamed in a cluster", "rows, powers of two"),
+    *(("streamed in a cluster", "rows, powers of two"), ("a warp a row", "blocks far from zero")),
+    *(("8 threads a row, of packs", "rows far from zero"), ("streamed", "blocks far from zero")),
 }
 assert {*PAIRS} >= IN_CI and {variant for _, variant in IN_CI} == {*VARIANTS}
 
@@ -95,7 +99,7 @@ def test_every_kind_of_plan_has_the_right_bits_and_no_races(plan, variant):
         made.check()
     names = [row_plan_name(launch) for launch in launches]
     assert names[0] == names[1], "the norm alone has other teams, so its y has other bits"
-    if VARIANTS[variant].keys().isdisjoint({"x", "gate"}):
+    if VARIANTS[variant].keys().isdisjoint({"x", "gate", "weight"}):
         assert names[1] == planned.rows.launch
 
 
@@ -131,8 +135,12 @@ ON_EVERY_GPU |= {("float32", "float8_e4m3fn")}
 )
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_gpu_makes_the_same_codes(capability, y, q):
-    """Below compute capability 8.9, integer code replaces the instruction."""
-    for scale in (0.3, 1.0):
+    """Below compute capability 8.9, integer code replaces the instruction.
+
+    Float32 has no normal inverse of 3e38, by which only int8 multiplies, and no finite quotients of
+    most numbers by 2^-126.
+    """
+    for scale in (0.3, 1.0, 1.7 * 2.0**-126, 2.0**126 if q == "int8" else 3e38):
         values = conversions(y, q, scale)
         with machine(capability=capability):
             got, found, _ = norm_of_ones(gpu(), values, dtype=q, scale=scale)

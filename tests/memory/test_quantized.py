@@ -15,7 +15,7 @@ from tests.support.gpu_arrays import CPU, GPUS
 from tests.support.internals import _dispatch
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 from tests.support.placed import ROW_LAYOUTS
-from tests.support.quantized import CODES, SCALES, quantized_call
+from tests.support.quantized import CODES, SCALE_LAYOUTS, SCALES, quantized_call
 
 BFLOAT16 = {"x": "bfloat16", "weight": "bfloat16"}
 ROWS = BFLOAT16 | {"stream": "+ bfloat16", "shape": (2, 1, 5, 100)}
@@ -48,14 +48,20 @@ def empty(device, shape, dtype):
 def test_results_are_written_to_given_arrays_and_others_are_allocated(device, count):
     for names in combinations(RESULTS, count):
         norm = [name for name in names if name in ("y", "residual")]
-        case = ROWS | {"out": names, "given": norm, "scales": "columns"}
-        made = quantized_call(case, device)
+        made = quantized_call(ROWS | {"out": names, "given": norm}, device)
         with at(names):
             made.check()
             call = made.call
             result = call.function(**call.arguments())
             for name in names:
                 assert getattr(result, name) is getattr(call.out, name).array
+
+
+@pytest.mark.parametrize("scales", SCALE_LAYOUTS)
+def test_scales_of_blocks_may_lie_anywhere(device, scales):
+    case = BFLOAT16 | {"block": 32, "scale_dtype": "float8_e8m0fnu", "shape": (2, 3, 4, 100)}
+    for more in ({}, {"groups": 3}, {"shape": (1, 1, 9, 260)}):
+        quantized_call(case | {"out": ("scale",), "scales": scales} | more, device).check()
 
 
 @pytest.mark.parametrize("over", ["x", "all"])
@@ -204,3 +210,14 @@ def test_a_single_scale_is_not_taken_for_the_scales_of_rows(device, axis, first,
         q, _ = reference.quantize(y, scale=scale, axis=axis)
         with at(rows, kind):
             assert_same_bits(device.get(result.q), q, "q")
+
+
+def test_a_result_may_lie_right_behind_a_single_scale_for_any_number_of_rows():
+    memory = np.zeros(50 * 164 + 4, np.uint8)
+    scale = memory[:4].view(np.float32)
+    scale[0] = 0.25
+    for rows in (40, 41):
+        x = draw(f"x {rows}", (rows, 164), "float32")
+        q = memory[4 : 4 + rows * 164].reshape(rows, 164).view(CODES["float8_e4m3fn"])
+        result = cunorm.rms_norm_quantized(x, x[0].copy(), scale=scale, out=QuantizedNorm(q))
+        assert result.q is q

@@ -111,7 +111,8 @@ def drawn(count, seed=0):
 @each_dtype
 @pytest.mark.parametrize("given", [0.3, 7.0, 1e-3, 2.0**-126, 3e38])
 def test_a_quotient_is_rounded_to_float32_and_then_to_a_code(dtype, given):
-    values, scale = drawn(500) * given, np.float32(given)
+    scale, near_codes = np.float32(given), midpoints(dtype)
+    values = np.concatenate([drawn(500), near_codes]) * np.float64(scale)
     values = values[values < np.finfo(np.float32).max].astype(np.float32)
     inverse = near(1 / Fraction(float(scale)))
     for value, got in zip(values, quantized(values, dtype, scale=given), strict=True):

@@ -86,7 +86,10 @@ CONFIGS: dict[str, Case] = {
         **{"x": "float64", "weight": "float32", "q": "float8_e5m2", "return_y": False},
         **{"scale_dtype": "float8_e8m0fnu", "groups": 3},
     },
-    "bounded blocks of 64, int8": {"q": "int8", "block": 64, "absmax_bound": 1.5, "groups": 2},
+    "bounded blocks of 64, int8": {
+        **{"q": "int8", "block": 64, "absmax_bound": 1.5, "groups": 2},
+        **{"center": True, "weight": None, "far": True},
+    },
     "given for rows, gated": {
         **{"x": "float16", "gate": "float32", "given_scale": "rows", "q": "float8_e5m2"},
         **{"round_before_weight": True, "weight": "float16"},
