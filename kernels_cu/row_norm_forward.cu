@@ -10,7 +10,8 @@
 //   r    = q * rstd     k = c / sqrt(width): 1 for RMSNorm and LayerNorm, 1 / sqrt(width) for L2
 //   n    = k * r * (weight + weight_offset) + bias         k * r is computed as q * (k * rstd)
 //   y    = n * g(gate)    if post-gate, else n
-//   q    = y / scale      if the result is quantised (quantization.cuh); y is rounded first
+//
+// The result may be quantised (quantization.cuh): y is rounded, and divided by a scale.
 //
 // One rounded mean is not enough: for a row of mean 1e4 and standard deviation 1, the rounding
 // error of the mean is thousands of ulps of y. So the row is shifted by about its mean, and the

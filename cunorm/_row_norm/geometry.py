@@ -189,8 +189,7 @@ class Geometry(CallGeometry):
         validate.own_memory(function, argument, spec)
         if self.scale_layout(spec)[0] is None:
             raise ValueError(
-                f"{function}: {argument} has strides {spec.strides}, expected at most three axes "
-                "before the last that no single stride walks"
+                f"{function}: {argument} has strides {spec.strides}, expected at most {self.runs}"
             )
 
     def scale_layout(self, spec: OptionalSpec) -> tuple[RowLayout | None, int]:

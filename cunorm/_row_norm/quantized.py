@@ -75,7 +75,8 @@ def normalize_quantized(
     scale : float or array, optional
         The scale, instead of one that is found: a positive number, or float32 with one element or
         with one for each row or group, of the shape of a scale that is found for rows. The elements
-        of an array are not checked; they are to be positive, finite and not subnormal.
+        of an array are not checked; they are to be positive, finite and not subnormal, and for int8
+        at most 2**126.
     block : int, optional
         32, 64 or 128: each so many columns of a row share a scale. The last block of a row may be
         shorter. A row is then the last axis, the width of a row or group a multiple of 4, and x

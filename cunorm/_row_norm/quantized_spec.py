@@ -22,6 +22,7 @@ from cunorm.results import QuantizedNorm
 _NO_ARRAYS = (Real, str)  # scales that are numbers, or an error
 BLOCKS = (32, 64, 128)  # columns
 _LEAST, _LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
+_LARGEST_OF_INT8 = 2.0**126  # beyond, 1 / scale is subnormal, which is 0 on CUDA
 _DEFAULTS = {"block": None, "scale_dtype": "float32", "absmax_bound": None}
 
 
@@ -93,6 +94,11 @@ class RowQuantizedSpec(RowForwardSpec):
                 self._check_default(name, "scale is given")
         if self.q_dtype is INT8:
             self._check_default("scale_dtype", "dtype is int8")
+            if self.scale is not None and self.scale > _LARGEST_OF_INT8:
+                raise ValueError(
+                    f"{self.function}: scale is {self.scale}, expected at most 2**126 as dtype is "
+                    "int8: y is multiplied by 1 / scale"
+                )
 
     def _check_default(self, name: str, reason: str) -> None:
         value, default = getattr(self, name), _DEFAULTS[name]
@@ -109,7 +115,7 @@ def _given_scale(function: str, _: str, scale: object) -> float | None:
 
 
 def _positive(function: str, argument: str, value: object) -> float:
-    """Check a number of which float32 has the inverse, too."""
+    """Check a number that float32 has, and that is not subnormal there."""
     expected = "a positive number within the range of float32"
     number = validate.finite(function, argument, value, expected)
     if not _LEAST <= number <= _LARGEST:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cunorm._core.build import Macros
 from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
+from cunorm._row_norm.geometry import BLOCK_STEP
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 from cunorm._row_norm.registers import (
     WARP,
@@ -152,13 +153,16 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
         elements = packs * pack
         return registers_of(types, elements, pack, of_streamed(types, elements))
 
+    # A pack of 4 float32 is one access. Smaller packs of x do not make room, and a warp has to hold
+    # a block of columns that share a scale.
+    least = BLOCK_STEP if types.compute.itemsize == 4 else 1
     while True:
         rooms = [
             (packs * room_of(registers(packs), threads), packs)
             for packs in range(1, _STREAMED_PACKS + 1)
         ]
         held, packs = max(rooms)
-        if held or pack == 1:
+        if held or pack <= least:
             packs = packs if held else 1
             room = max(1, held // packs)
             return Team(threads, threads_per_row, pack, packs, room, registers(packs))

@@ -96,6 +96,8 @@ def of_combinations() -> list[Error]:
     for columns, groups in ((66, 1), (84, 2)):
         text = f"block is 32 for rows of {columns // groups} elements, expected a multiple of 4"
         found.append(({"block": 32, "x": ones(4, columns), "groups": groups}, VALUE, text))
+    text = "scale is 1e+38, expected at most 2**126 as dtype is int8: y is multiplied by 1 / scale"
+    found.append(({"dtype": "int8", "scale": 1e38}, VALUE, text))
     given = {"block": 32, "x": ones(2, 4, 64), "axis": -2}
     found.append((given, VALUE, "block is 32, expected axis -1 with it"))
     return found

@@ -56,6 +56,7 @@ QUANTIZED: Calls = [
     lambda: quantized(X, scale=1.0, **BLOCKS),
     lambda: quantized(X, scale=1.0, absmax_bound=3.0),
     lambda: quantized(X, dtype="int8", scale_dtype="float8_e8m0fnu"),
+    lambda: quantized(X, dtype="int8", scale=1e38),
     lambda: quantized(X, block=16),
     lambda: quantized(X, groups=4, **BLOCKS),
     lambda: quantized(X, axis=0, **BLOCKS),

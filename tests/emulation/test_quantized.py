@@ -174,6 +174,13 @@ def test_quotients_by_scales_that_are_found_have_the_right_codes(y, q, block):
             assert_same_bits(got, reference.quantize(found, dtype=q, block=block)[0])
 
 
+def test_a_block_of_columns_has_a_warp_even_if_a_thread_has_too_few_registers():
+    case = {"x": "float16", "weight": "float16", "bias": "bfloat16", "gate": "bfloat16"}
+    case |= {"stream": "+ bfloat16", "gate_position": "pre", "gate_activation": "tanh"}
+    with machine():
+        quantized_call(case | {"block": 128, "shape": (1, 1, 2, 13316)}, gpu()).check()
+
+
 # --- bytes ----------------------------------------------------------------------------------------
 
 # With a residual, x and residual are read, the stream and q are written.
