@@ -39,6 +39,10 @@ WRONG = {
         "else { x[threadIdx.x] = 1; __syncthreads(); } x[threadIdx.x] = 1; }"),
     "a lane that is not in its own mask": ("not in its own mask", "warp.sync", 32,
         "float* x) { if (threadIdx.x == 0) __syncwarp(2); x[threadIdx.x] = 1; }"),
+    "a lane that is not in the mask of its reduction": ("not in its own mask", "redux", 32,
+        "unsigned* x) { x[threadIdx.x] = __reduce_max_sync(0xfffffff7, threadIdx.x); }"),
+    "a generic address before an array": ("outside of any allocation", "st.b32", 1,
+        'float* x) { asm volatile("st.b32 [%0], 0;" :: "l"(x - 1) : "memory"); }'),
 }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_headers_find_the_larger_16_bit_float_on_gpus_with_few_instructions_for_
 
 
 STORE = """unsigned* x, unsigned char* y) {{ unsigned v = x[threadIdx.x];
-    asm volatile("{{.reg .pred p; setp.lt.u32 p, %5, 20; {guard} st.global.{kind} [%0], {value};}}"
+    asm volatile("{{.reg .pred p; setp.lt.u32 p, %5, 20; {guard} st{space}.{kind} [%0], {value};}}"
     :: "l"(y + {size} * threadIdx.x), {registers}, "r"(threadIdx.x) : "memory"); }}"""
 
 
@@ -159,23 +159,25 @@ def test_stores_write_the_low_bytes_of_each_element(kind, elements):
     wanted = np.stack([x * np.uint32(2 * k + 1) for k in range(elements)], axis=1)
     wanted = wanted.astype(f"u{int(kind[1:]) // 8}")
     first = np.arange(32)[:, None] < 20
-    for guard, stored in {"": True, "@p": first, "@!p": ~first}.items():
+    ways = [(".global", "", True), (".global", "@p", first), (".global", "@!p", ~first)]
+    for space, guard, stored in [*ways, ("", "", True)]:
         y = cupy.zeros(wanted.shape, wanted.dtype)
-        launch(STORE.format(guard=guard, **text), cupy.asarray(x), y)
-        np.testing.assert_array_equal(y.get(), np.where(stored, wanted, 0), guard)
+        launch(STORE.format(space=space, guard=guard, **text), cupy.asarray(x), y)
+        np.testing.assert_array_equal(y.get(), np.where(stored, wanted, 0), f"{space} {guard}")
 
 
 BYTES = """const unsigned char* x, unsigned* y) { unsigned short low, high;
     const unsigned char* at = x + 2 * threadIdx.x;
-    asm("ld.global.u8 %0, [%1];" : "=h"(low) : "l"(at));
-    asm("ld.global.s8 %0, [%1+1];" : "=h"(high) : "l"(at));
-    asm("mov.b32 %0, {%1, %2};" : "=r"(y[threadIdx.x]) : "h"(low), "h"(high)); }"""
+    asm("ld%s.u8 %%0, [%%1];" : "=h"(low) : "l"(at));
+    asm("ld%s.s8 %%0, [%%1+1];" : "=h"(high) : "l"(at));
+    asm("mov.b32 %%0, {%%1, %%2};" : "=r"(y[threadIdx.x]) : "h"(low), "h"(high)); }"""
 
 
-def test_loaded_bytes_are_extended_and_packed_into_words():
+@pytest.mark.parametrize("space", [".global", "", ".volatile"])
+def test_loaded_bytes_are_extended_and_packed_into_words(space):
     x = np.random.default_rng(5).integers(0, 256, 64, "u1")
     y = cupy.zeros(32, "u4")
-    launch(BYTES, cupy.asarray(x), y)
+    launch(BYTES % (space, space), cupy.asarray(x), y)
     found = y.get().view("u2")
     np.testing.assert_array_equal(found[::2], x[::2])
     np.testing.assert_array_equal(found[1::2].view("i2"), x[1::2].view("i1"))

@@ -54,6 +54,10 @@ RACES = {
     "a barrier of another warp": (S + "v[t] = t; __syncwarp(); x[t] = v[t ^ 32];", {}),
     "a shuffle, which orders no memory": (S + "v[t] = t; int r = __shfl_xor_sync(~0u, t, 1);"
         "x[t] = v[t ^ 1] + r;", {}),
+    "a reduction of a warp, which orders no memory": (S + "v[t] = t;"
+        "int r = __reduce_add_sync(~0u, t); x[t] = v[t ^ 1] + r;", {}),
+    "writes through a generic address": (S
+        + 'asm volatile("st.b32 [%0], %1;" :: "l"(x), "r"(t) : "memory");', {}),
     "a read that others overwrite": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33]; v[t] = r;",
         {}),
     "one of many readers overwrites": (S + "if (t == 0) v[0] = 3; __syncthreads(); int r = v[0];"

@@ -129,18 +129,37 @@ const std::map<std::string, Operation> halves = {
     {"set.ge.f32.f32", each<[](float a, float b) { return float(a >= b); }, float, float>},
 };
 
+// Returns f of float32; if the instruction says so, it flushes arguments and results.
+template <auto f>
+auto flushing(const Instruction& i) {
+  const float least = i.ftz ? std::numeric_limits<float>::min() : 0.0f;
+  const auto flush = [=](float v) { return std::fabs(v) < least ? std::copysign(0.0f, v) : v; };
+  return [=](auto... v) { return flush(f(flush(v)...)); };
+}
 template <size_t>
 using Float = float;
 template <auto f, size_t... k>
 void apply_flushing(Warp& w, const Instruction& i, u32 lanes, std::index_sequence<k...>) {
-  const float least = i.ftz ? std::numeric_limits<float>::min() : 0.0f;
-  const auto flush = [=](float v) { return std::fabs(v) < least ? std::copysign(0.0f, v) : v; };
-  const auto flushing = [=](auto... v) { return flush(f(flush(v)...)); };
-  apply<Float<k>...>(w, i, lanes, flushing);
+  apply<Float<k>...>(w, i, lanes, flushing<f>(i));
 }
 template <auto f, int n>
 void in_float32(Warp& w, const Instruction& i, u32 lanes) {
   apply_flushing<f>(w, i, lanes, std::make_index_sequence<n>{});
+}
+// Applies f to the lower and to the upper float32 of 64 bits.
+template <size_t>
+using TwoFloats = u64;
+template <auto f, size_t... k>
+void apply_to_both(Warp& w, const Instruction& i, u32 lanes, std::index_sequence<k...>) {
+  const auto one = flushing<f>(i);
+  apply<TwoFloats<k>...>(w, i, lanes, [=](auto... v) {
+    const float low = one(from_bits<float>(v)...), high = one(from_bits<float>(v >> 32)...);
+    return to_bits(high) << 32 | to_bits(low);
+  });
+}
+template <auto f, int n>
+void in_both(Warp& w, const Instruction& i, u32 lanes) {
+  apply_to_both<f>(w, i, lanes, std::make_index_sequence<n>{});
 }
 // Applies f to a float64. In the argument and in the result, clears the lower 32 bits and flushes
 // subnormal numbers to 0.
@@ -178,15 +197,19 @@ constexpr auto or_nan = [](float a, float b) {
 constexpr auto minimum = []<class T>(T a, T b) { return lesser(a, b); };
 constexpr auto maximum = []<class T>(T a, T b) { return -lesser(-a, -b); };
 constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
+constexpr auto sum = []<class T>(T a, T b) { return a + b; };
+constexpr auto difference = []<class T>(T a, T b) { return a - b; };
+constexpr auto real_product = []<class T>(T a, T b) { return a * b; };
+constexpr auto fused = []<class T>(T a, T b, T c) { return std::fma(a, b, c); };
 
 const std::map<std::string, Real> reals = {
-    {"add", real<[]<class T>(T a, T b) { return a + b; }, 2>()},
-    {"sub", real<[]<class T>(T a, T b) { return a - b; }, 2>()},
-    {"mul", real<[]<class T>(T a, T b) { return a * b; }, 2>()},
+    {"add", real<sum, 2>()},
+    {"sub", real<difference, 2>()},
+    {"mul", real<real_product, 2>()},
     {"mul.sat", real<saturated_product, 2>()},
     {"div", real<[]<class T>(T a, T b) { return a / b; }, 2>()},
     {"div.approx", real<[]<class T>(T a, T b) { return divided_approximately(a, b); }, 2>()},
-    {"fma", real<[]<class T>(T a, T b, T c) { return std::fma(a, b, c); }, 3>()},
+    {"fma", real<fused, 3>()},
     {"min", real<minimum, 2>()},
     {"max", real<maximum, 2>()},
     {"min.NaN", {in_float32<or_nan<minimum>, 2>, nullptr}},
@@ -200,6 +223,13 @@ const std::map<std::string, Real> reals = {
     {"rsqrt",
      {in_float32<[](float a) { return float(1 / std::sqrt((long double)(a))); }, 1>, nullptr}},
     {"ex2", {in_float32<[](float a) { return float(std::exp2(double(a))); }, 1>, nullptr}},
+};
+// Instructions on two float32, of the type f32x2.
+const std::map<std::string, Operation> pairs = {
+    {"add", in_both<sum, 2>},
+    {"sub", in_both<difference, 2>},
+    {"mul", in_both<real_product, 2>},
+    {"fma", in_both<fused, 3>},
 };
 
 // Sets d to the result of comparing a with b, negated if the variant is 1.
@@ -263,6 +293,11 @@ bool choose_arithmetic(Instruction& i, const Opcode& op) {
   if (const auto found = halves.find(op.base() + op.middle() + "." + type); found != halves.end()) {
     i.run = found->second;
     return true;
+  }
+  if (type == "f32x2") {
+    const auto found = pairs.find(op.base() + op.middle({"rn", "ftz"}));
+    i.run = found == pairs.end() ? nullptr : found->second;
+    return i.run != nullptr;
   }
   if (type != "f32" && type != "f64") {
     const auto found = integers.find(op.base() + op.middle());

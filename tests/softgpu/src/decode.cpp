@@ -163,6 +163,8 @@ void Decoder::statement() {
     }
     place_operands(i, op, operands);
     if (!choose_operation(i, op)) r_.fail("an instruction is not known: " + name);
+    if (const int least = least_capability(op); f_.module->capability < least)
+      r_.fail(format("%s needs compute capability %d.%d", name.c_str(), least / 10, least % 10));
   }
   r_.need(";");
   f_.code.push_back(i);

@@ -175,7 +175,7 @@ int cuModuleLoadData(Module** m, const char* ptx) {
     const int capability = atoi(ptx + at + target.size());
     if (capability > limits().capability)
       throw Error{kNoBinary, format("PTX for sm_%d", capability)};
-    *m = load_module(text, current_device());
+    *m = load_module(text, current_device(), capability);
   });
 }
 int cuModuleGetFunction(Function** f, Module* m, const char* name) {

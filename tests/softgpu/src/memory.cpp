@@ -206,7 +206,9 @@ void wait_for_groups(Warp& w, const Instruction& i, u32 lanes) {
 
 bool choose_memory(Instruction& i, const Opcode& op) {
   if (op.has("async")) return choose_send(i, op);
-  i.space = space_of(op);
+  // Without a state space an address is generic. No instruction makes one of other memory.
+  const bool is_generic = op.middle({"volatile", "v2", "v4"}).empty();
+  i.space = is_generic ? kGlobal : space_of(op);
   static const std::map<std::string, Operation> loads = {
       {"8", load<u8>},   {"s8", load<int8_t>},   {"16", load<u16>}, {"s16", load<int16_t>},
       {"32", load<u32>}, {"s32", load<int32_t>}, {"64", load<u64>}};

@@ -241,9 +241,10 @@ std::string Module::line(int number) const {
   return out.erase(0, std::min(out.find_first_not_of(' '), out.size()));
 }
 
-Module* load_module(const std::string& text, int device) {
+Module* load_module(const std::string& text, int device, int capability) {
   auto m = std::make_unique<Module>();
   m->device = device;
+  m->capability = capability;
   m->text = text;
   m->tokens = tokens_of(m->text);
   read_module(*m);

@@ -111,17 +111,58 @@ bool choose_shuffle(Instruction& i, const Opcode& op) {
   return op.has("sync") && op.has("bfly");
 }
 
+// Gives all lanes of a mask f of their values. Lanes that have ended have none.
+template <auto f, class T>
+void reduce(Warp& w, const Instruction& i, u32 lanes) {
+  const u64* const values = w.row(i.source[0]);
+  T all = T(values[__builtin_ctz(lanes)]);
+  for_lanes(lanes & (lanes - 1), [&](int lane) { all = f(all, T(values[lane])); });
+  u64* const dest = w.row(i.dest[0]);
+  for_lanes(lanes, [&](int lane) { dest[lane] = to_bits(all); });
+}
+constexpr auto sum = [](u32 a, u32 b) { return a + b; };
+constexpr auto lesser_integer = []<class T>(T a, T b) { return std::min(a, b); };
+constexpr auto larger_integer = []<class T>(T a, T b) { return std::max(a, b); };
+const std::map<std::string, Operation> reductions = {
+    {".sync.add.u32", reduce<sum, u32>},
+    {".sync.add.s32", reduce<sum, u32>},
+    {".sync.min.u32", reduce<lesser_integer, u32>},
+    {".sync.min.s32", reduce<lesser_integer, int32_t>},
+    {".sync.max.u32", reduce<larger_integer, u32>},
+    {".sync.max.s32", reduce<larger_integer, int32_t>},
+    {".sync.and.b32", reduce<[](u32 a, u32 b) { return a & b; }, u32>},
+    {".sync.or.b32", reduce<[](u32 a, u32 b) { return a | b; }, u32>},
+    {".sync.xor.b32", reduce<[](u32 a, u32 b) { return a ^ b; }, u32>},
+};
+
+bool choose_reduction(Instruction& i, const Opcode& op) {
+  i.kind = kWarpSync;
+  i.members = 1;
+  const auto found = reductions.find(op.middle() + "." + op.type());
+  i.run = found == reductions.end() ? nullptr : found->second;
+  return i.run != nullptr;
+}
+
 using Family = bool (*)(Instruction&, const Opcode&);
 Family family_of(const std::string& base) {
   static const std::map<std::string, Family> families = {
-      {"setp", choose_comparison}, {"selp", choose_comparison},
-      {"cvt", choose_conversion},  {"mov", choose_move},
-      {"cvta", choose_address},    {"mapa", choose_cluster_address},
-      {"ld", choose_memory},       {"st", choose_memory},
-      {"cp", choose_async_copy},   {"prefetch", choose_prefetch},
-      {"shfl", choose_shuffle},    {"bar", choose_barrier},
-      {"barrier", choose_barrier}, {"mbarrier", choose_mbarrier},
-      {"fence", choose_fence},     {"griddepcontrol", choose_grid_control},
+      {"setp", choose_comparison},
+      {"selp", choose_comparison},
+      {"cvt", choose_conversion},
+      {"mov", choose_move},
+      {"cvta", choose_address},
+      {"mapa", choose_cluster_address},
+      {"ld", choose_memory},
+      {"st", choose_memory},
+      {"cp", choose_async_copy},
+      {"prefetch", choose_prefetch},
+      {"shfl", choose_shuffle},
+      {"redux", choose_reduction},
+      {"bar", choose_barrier},
+      {"barrier", choose_barrier},
+      {"fence", choose_fence},
+      {"mbarrier", choose_mbarrier},
+      {"griddepcontrol", choose_grid_control},
   };
   const auto found = families.find(base);
   return found == families.end() ? choose_arithmetic : found->second;
@@ -139,6 +180,11 @@ bool find_special(const std::string& name, Special& out) {
 bool choose_operation(Instruction& i, const Opcode& op) {
   i.ftz = op.has("ftz"), i.saturate = op.has("sat");
   return family_of(op.base())(i, op);
+}
+
+int least_capability(const Opcode& op) {
+  if (op.type() == "f32x2") return 100;
+  return op.base() == "redux" ? 80 : 0;
 }
 
 }  // namespace sg

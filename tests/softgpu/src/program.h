@@ -64,6 +64,8 @@ struct Opcode {
 };
 // Sets the operation of a decoded instruction. Returns false if it is not supported.
 bool choose_operation(Instruction&, const Opcode&);
+// The compute capability from which on ptxas takes an instruction. 0: it is not checked.
+int least_capability(const Opcode&);
 
 struct Param {
   std::string name;
@@ -105,6 +107,7 @@ struct Token {
 };
 struct Module {
   int device = 0;
+  int capability = 0;  // for which it was compiled
   std::string text;
   std::vector<Token> tokens;
   std::map<std::string, Variable> variables;
