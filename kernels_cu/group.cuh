@@ -22,6 +22,7 @@ struct GroupBuild {
   static constexpr int unit_groups = UNIT_GROUPS;  // groups per tile
   static constexpr int cluster = CLUSTER;          // blocks that share a unit; 1: no cluster
   static constexpr int threads = THREADS;          // per block
+  static constexpr bool can_pair = false;          // whether an item may be a pair
   static constexpr int channel_threads = CHANNEL_THREADS;
   static constexpr int position_threads = POSITION_THREADS;
   static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // minimum, for __launch_bounds__

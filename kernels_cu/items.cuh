@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kernels compute on items: an item is a number on a GPU, a SIMD vector on a CPU.
+// Kernels compute on items: an item is a number or a pair of floats on a GPU, a SIMD vector on a
+// CPU.
 //
 // Below are the names that kernels use, with the files that define them for a GPU. For a CPU, they
 // are defined by files of the same names in cunorm/_backends/cpu/include/host (by memory.cuh for
@@ -20,12 +21,17 @@
 //   math.cuh        exp erfc fabs tanh constant select at_least at_most logistic reciprocal
 //                   reciprocal_root divided approximate Divisor
 #pragma once
+#include "pairs.cuh"
 #include "types.cuh"
 
+// Whether items are pairs.
 template <class B>
-using Item = typename B::compute_t;
+inline constexpr bool paired = has_pairs && B::can_pair;
+
 template <class B>
-inline constexpr int items_per_pack = B::pack;
+using Item = either<paired<B>, FloatPair, typename B::compute_t>;
+template <class B>
+inline constexpr int items_per_pack = paired<B> ? B::pack / 2 : B::pack;
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The mathematical functions of the kernels, for one float or double.
+// The mathematical functions of the kernels, for one float or double; some for a pair of floats.
 //
 // The CPU build replaces this file: there V is a SIMD vector.
 #pragma once
+#include "pairs.cuh"
 
 namespace math {
 
@@ -115,10 +116,12 @@ struct Divisor {
     inverse = 1 / divisor;
     if (!is_any && inverse == 0) divisor = 0;  // it is infinite: quotients are 0
   }
-  __device__ C quotient(C v) const {
+  template <class V>
+  __device__ V quotient(V v) const {
     if constexpr (has_power) v *= power;
-    const C near = v * inverse, lost = fma(near, divisor, -v), found = fma(-lost, inverse, near);
-    return is_any && found != found ? near : found;
+    const V near = v * inverse, lost = fma(near, divisor, -v), found = fma(-lost, inverse, near);
+    if constexpr (is_any) return unless_nan(found, near);
+    return found;
   }
 };
 

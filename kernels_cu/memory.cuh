@@ -48,10 +48,12 @@ __device__ inline LoadedPack<B, T> load_where(bool live, const T* address) {
   return unpacked<B, T>(words);
 }
 
-template <class B, class T>
-__device__ inline void store_where(bool live, T* address, const Pack<T, B::pack>& pack) {
+// `pack` has the bits of B::pack elements.
+template <class B, class T, class Stored>
+__device__ inline void store_where(bool live, T* address, const Stored& pack) {
   using Moved = Words<B, T>;
   Moved words;
+  static_assert(sizeof(words) == sizeof(pack), "a pack is stored");
   memcpy(&words, &pack, sizeof(words));
   if (live) {
 #pragma unroll
@@ -100,32 +102,48 @@ struct ItemAt {
 template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll
-  for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
+  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live});
 }
 
 // Two bfloat16 share a word, and one instruction converts either of them.
 template <class B, class T>
-__device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
+__device__ inline typename B::compute_t read_element(const Pack<T, B::pack>& pack, int index) {
+  using C = typename B::compute_t;
   if constexpr (same_type<T, bf16> && B::pack % 2 == 0) {
     unsigned word;
-    memcpy(&word, &pack.item[at.index / 2 * 2], sizeof(word));
-    return convert<Item<B>>(__uint_as_float(at.index % 2 ? word & 0xffff0000 : word << 16));
+    memcpy(&word, &pack.item[index / 2 * 2], sizeof(word));
+    return convert<C>(__uint_as_float(index % 2 ? word & 0xffff0000 : word << 16));
   }
-  return convert<Item<B>>(pack.item[at.index]);
+  return convert<C>(pack.item[index]);
+}
+template <class B, class T>
+__device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
+  if constexpr (paired<B>)
+    return {read_element<B>(pack, 2 * at.index), read_element<B>(pack, 2 * at.index + 1)};
+  else
+    return read_element<B>(pack, at.index);
 }
 template <class B, class T, bool read_again>
 __device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item<B> v) {
-  pack.value.item[at.index] = convert<T>(v);
+  if constexpr (paired<B>) {
+    pack.value.item[2 * at.index] = convert<T>(v.low);
+    pack.value.item[2 * at.index + 1] = convert<T>(v.high);
+  } else {
+    pack.value.item[at.index] = convert<T>(v);
+  }
 }
 
 // Rounds v as if it were stored in a T.
 template <class B, class T>
 __device__ inline Item<B> rounded_to(Item<B> v) {
-  return convert<Item<B>>(convert<T>(v));
+  if constexpr (paired<B>)
+    return {convert<float>(convert<T>(v.low)), convert<float>(convert<T>(v.high))};
+  else
+    return convert<Item<B>>(convert<T>(v));
 }
 
-// Replaces an item outside the row by the operation's identity.
-template <class B, class Op = Sum>
+// Replaces an item outside the row by 0.
+template <class B>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
-  return at.live ? v : Op::template identity<Item<B>>();
+  return at.live ? v : Item<B>{};
 }

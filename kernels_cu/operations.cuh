@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: MIT
-// The operations of reductions. V is a number; on a CPU also a SIMD vector.
+// The operations of reductions, which begin with 0. V is an item or a number.
 #pragma once
 #include "types.cuh"
 
 struct Sum {
-  template <class V>
-  static __device__ V identity() {
-    return V{};
-  }
   template <class V>
   static __device__ V of(V a, V b) {
     return a + b;
   }
 };
 
-// The maximum, or NaN if any value is NaN.
+// The maximum of numbers from 0 on, or NaN if any is NaN.
 struct Max {
-  template <class V>
-  static __device__ V identity() {
-    return V{} - 0x1p127f * 2;  // -infinity
-  }
   template <class V>
   static __device__ V of(V a, V b) {
     return (a > b) | (a != a) ? a : b;
@@ -32,20 +24,10 @@ struct Max {
 #endif
 };
 
-// A pack of identities, with which reductions begin.
-template <class Op, class V, int n>
-struct FilledPack : Pack<V, n> {
-  __device__ FilledPack() {
-    unrolled<n>([&](int i) { this->item[i] = Op::template identity<V>(); });
-  }
-};
-template <class Op, class V, int n>
-using Identities = either<same_type<Op, Sum>, Pack<V, n>, FilledPack<Op, V, n>>;
-
 // Reduces values that come one after the other.
 template <class Op, class V>
 struct Accumulator {
-  V value = Op::template identity<V>();
+  V value = {};
 
   __device__ void add(V v) { value = Op::of(value, v); }
 };

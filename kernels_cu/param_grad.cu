@@ -29,6 +29,7 @@ struct Build {
   static constexpr int part_threads = PART_THREADS;
   static constexpr int pack = PACK;  // columns per thread
   static constexpr int access = 1;
+  static constexpr bool can_pair = false;
   struct Scratch {
     compute_t sums[part_threads][column_threads][pack];
   };

@@ -55,8 +55,8 @@ struct Magnitudes {
       memcpy(&all, &largest, sizeof(all));
       unrolled<B::pack / 2, 1>(
           [&](int i) { all.item[0] = larger_magnitudes(all.item[0], all.item[i], T()); });
-      const Pack<T, 2> pair = same_bits<Pack<T, 2>>(all.item[0]);
-      return Max::of(math::fabs(convert<C>(pair.item[0])), math::fabs(convert<C>(pair.item[1])));
+      const auto both = same_bits<Pack<T, B::pack>>(all);
+      return Max::of(math::fabs(read_element<B>(both, 0)), math::fabs(read_element<B>(both, 1)));
     }
     unrolled<B::pack>(
         [&](int i) { found = Max::of(found, math::fabs(convert<C>(largest.item[i]))); });
@@ -91,25 +91,25 @@ __device__ inline unsigned coded_word(const float* v) {
   return codes;
 }
 
-// Returns the codes of quotients. From compute capability 8.9 on, instructions make those of
-// floats.
+// Returns the codes of quotients, one by one or in words of four. From compute capability 8.9 on,
+// instructions make those of floats.
 template <class Q, class C, int n>
-__device__ inline Pack<Q, n> coded(const Pack<C, n>& v) {
+__device__ inline auto coded(const Pack<C, n>& v) {
   constexpr bool is_float = same_type<C, float>;
-  Pack<Q, n> out;
   if constexpr (has_float8 && is_float && !same_type<Q, s8> && n % 4 == 0) {
     Pack<unsigned, n / 4> words;
     unrolled<n / 4>([&](int i) { words.item[i] = coded_word<Q>(v.item + 4 * i); });
-    memcpy(&out, &words, sizeof(out));
+    return words;
   } else {
+    Pack<Q, n> out;
     unrolled<n>([&](int i) {
       if constexpr (is_float && same_type<Q, s8>)
         out.item[i].bits = min(max(__float2int_rn(v.item[i]), -127), 127);  // NaN becomes 0
       else
         out.item[i].bits = code_of<Q>(v.item[i]);
     });
+    return out;
   }
-  return out;
 }
 
 template <class B, bool = B::quantizes>
@@ -149,7 +149,7 @@ struct ChunkResults {
     for_each_item<B>(at, [&](auto item) {
       quotients.item[item.index] = divisor.quotient(read<B>(y[at.index].value, item));
     });
-    store_where<B>(at.live, q + at.column, coded<Q>(quotients));
+    store_where<B>(at.live, q + at.column, coded<Q>(same_bits<Pack<C, B::pack>>(quotients)));
   }
   // A block of columns is `lanes` packs side by side or, if the team has fewer threads, these packs
   // of `turns` turns.

@@ -10,7 +10,7 @@
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
-  Identities<Op, Item<B>, items_per_pack<B>> values = {};
+  Pack<Item<B>, items_per_pack<B>> values = {};
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
@@ -22,9 +22,12 @@ struct ItemReduction {
     values.item[at.index] = fma(a, b, values.item[at.index]);
   }
   // Returns the result over all items, and overwrites the values.
-  __device__ Item<B> result() {
+  __device__ typename B::compute_t result() {
     fold<items_per_pack<B> / 2>();
-    return values.item[0];
+    if constexpr (paired<B>)
+      return Op::of(values.item[0].high, values.item[0].low);
+    else
+      return values.item[0];
   }
 
  private:
@@ -53,11 +56,23 @@ struct RowReduction {
 template <class B>
 using RowSum = RowReduction<B>;
 
+// Whether one instruction finds the maximum over a warp. Numbers from +0 on are ordered as their
+// bits are, and NaN is beyond infinity; -0 must not occur.
+template <class Op, class C>
+inline constexpr bool has_warp_maximum =
+    same_type<Op, Max> && same_type<C, float> && __CUDA_ARCH__ >= 800;
+
 // Reduces over aligned runs of `threads` lanes of a warp. Every lane gets its run's results.
 template <int threads, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   static_assert(threads <= 32 && (threads & (threads - 1)) == 0,
                 "a run of lanes is a power of two");
+  if constexpr (threads == 32 && has_warp_maximum<Op, C>) {
+    unrolled<n>([&](int i) {
+      v.item[i] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v.item[i])));
+    });
+    return v;
+  }
 #pragma unroll
   for (int mask = threads / 2; mask > 0; mask /= 2)
     unrolled<n>([&](int i) {
@@ -66,8 +81,10 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
 
-// The least power of two that is at least `values`, but no more than a warp's 32 lanes.
+// The lanes that reduce some values: a power of two, all 32 if there is an instruction for them.
+template <class Op, class C>
 __device__ constexpr int lanes_for(int values) {
+  if (has_warp_maximum<Op, C>) return 32;
   int lanes = 1;
   while (lanes < values && lanes < 32) lanes *= 2;
   return lanes;
@@ -91,10 +108,9 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   auto& values = scratch.values[turn++ % 2];
   if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { values[threadIdx.x / 32][i] = v.item[i]; });
   __syncthreads();
-  constexpr int lanes = lanes_for(warps);
+  constexpr int lanes = lanes_for<Op, C>(warps);
   const int lane = threadIdx.x % lanes;
-  unrolled<n>(
-      [&](int i) { v.item[i] = lane < warps ? values[lane][i] : Op::template identity<C>(); });
+  unrolled<n>([&](int i) { v.item[i] = lane < warps ? values[lane][i] : C(0); });
   return warp_all_reduce<lanes, Op>(v);
 }
 
@@ -117,7 +133,7 @@ template <int warps, int blocks, class Op = Sum, class C, int n>
 __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
-  constexpr int senders = warps * blocks, lanes = lanes_for(senders);
+  constexpr int senders = warps * blocks, lanes = lanes_for<Op, C>(senders);
   static_assert(blocks <= 32, "each lane of a warp sends to at most one block");
   auto& values = scratch.values[turn % 2];
   auto& arrivals = scratch.arrivals[turn % 2];
@@ -129,7 +145,7 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
     unrolled<n>([&](int i) { cluster_send(v.item[i], &values[sender][i], arrivals, lane); });
   wait_for_arrivals(arrivals, turn / 2 % 2);
   ++turn;
-  v = Identities<Op, C, n>{};
+  v = {};
 #pragma unroll
   for (int first = 0; first < senders; first += lanes)
     if (const int from = first + lane % lanes; from < senders)

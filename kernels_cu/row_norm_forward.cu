@@ -31,6 +31,7 @@ struct Build : RowBuild, Quantization {
   using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // the type of s
   static constexpr bool writes_stream = present<residual_out_t>;
   static constexpr bool reduces = true;  // over each row; some builds of the backward do not
+  static constexpr bool can_pair = same_type<compute_t, float> && pack % 2 == 0 && !present<gate_t>;
 };
 
 template <class B>
@@ -148,7 +149,7 @@ struct ForwardRow {
 
 // Processes a held row. `place` says where it lies, and which columns are the thread's. A thread
 // holds its packs of all operands in registers. It waits for the other threads in `all_reduce`: at
-// a shuffle of a warp, at a barrier of a block, or for the values that a cluster's blocks send.
+// a reduction of a warp, at a barrier of a block, or for the values that a cluster's blocks send.
 template <class B>
 __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& team,
                                       const Row<B>& place) {

@@ -43,7 +43,7 @@ __device__ inline void find_maxima(const Arguments<B>& arguments, Team<B>& team)
           chunk.for_each_pack([&](auto at) {
             const auto pack = x[at];
             for_each_item<B>(at, [&](auto item) {
-              items.add(item, clear_outside<B, Max>(read<B>(pack, item), item));
+              items.add(item, clear_outside<B>(read<B>(pack, item), item));
             });
           });
           maximum.add(items);
@@ -82,11 +82,12 @@ def macros(width: int, **more: object) -> tuple[tuple[str, str], ...]:
 
 
 def rows(width: int) -> Any:
-    """Return negative rows; one has a NaN, and all elements of another are infinite."""
-    x = -np.random.default_rng(width).uniform(1, 2, (ROWS, width)).astype(np.float32)
+    """Return rows from 0 on; one has a NaN, another infinity, another only zeros."""
+    x = np.random.default_rng(width).uniform(1, 2, (ROWS, width)).astype(np.float32)
     x[1, width // 3] = np.nan
-    x[2] = -np.inf
-    x[3, -1] = -0.5
+    x[2, width // 2] = np.inf
+    x[3, -1] = 2.5
+    x[4] = 0
     return x
 
 

@@ -25,12 +25,12 @@ struct Gang {
 
   static constexpr int rings = 8;
 
-  // Returns memory for one reduction: a value for each part, with identities for the thread's own
-  // parts. The memory is reused only after the thread has waited at least twice.
-  template <class Op, class C>
+  // Returns memory for one reduction: a value for each part, 0 for the thread's own parts. The
+  // memory is reused only after the thread has waited at least twice.
+  template <class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
-    for_each_part([&](long long i) { found[i] = Op::template identity<C>(); });
+    for_each_part([&](long long i) { found[i] = 0; });
     return found;
   }
 

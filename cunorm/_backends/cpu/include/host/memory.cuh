@@ -269,13 +269,13 @@ inline Item<B> rounded_to(Item<B> v) {
   return simd::load<C>(stored.items);
 }
 
-template <class B, class Op = Sum>
+template <class B>
 inline Item<B> clear_outside(Item<B> v, WholeItem) {
   return v;
 }
-template <class B, class Op = Sum>
+template <class B>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
-  return simd::first_elements(v, at.count, Op::template identity<Item<B>>());
+  return simd::first_elements(v, at.count, Item<B>{});
 }
 
 template <class V>

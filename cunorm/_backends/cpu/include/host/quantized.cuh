@@ -26,7 +26,7 @@ struct Magnitudes : ItemReduction<B, Max> {
   void add(At at, const Y& y) {
     ItemReduction<B, Max>& items = *this;
     for_each_item<B>(at, [&](auto item) {
-      items.add(item, clear_outside<B, Max>(math::fabs(stored<B>(y, item)), item));
+      items.add(item, clear_outside<B>(math::fabs(stored<B>(y, item)), item));
     });
   }
 };
@@ -90,7 +90,7 @@ struct ChunkResults {
     }
   }
   C magnitude(index_t column, index_t last) const {
-    auto largest = Max::identity<Item<B>>();
+    Item<B> largest = {};
     for_each_vector(column, last, [&](index_t, int count, Item<B> v) {
       const auto magnitude = math::fabs(v);
       largest = Max::of(

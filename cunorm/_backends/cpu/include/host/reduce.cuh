@@ -14,7 +14,7 @@ inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
 template <class B, class Op = Sum>
 struct ItemReduction {
   using Operation = Op;
-  Identities<Op, Item<B>, items_per_pack<B>> values = {};
+  Pack<Item<B>, items_per_pack<B>> values = {};
   bool is_cut = false;  // whether the run is a pack that the row's end cuts
 
   template <class At>
@@ -69,7 +69,7 @@ struct RowReduction {
   C* parts = nullptr;  // values of the parts of a shared row
 
   RowReduction() {
-    if constexpr (shared_rows) parts = gang.ring<Op, C>();
+    if constexpr (shared_rows) parts = gang.ring<C>();
   }
 
   void add(ItemReduction<B, Op>& run) {
