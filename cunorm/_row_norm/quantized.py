@@ -115,10 +115,10 @@ def normalize_quantized(
     They depend on no other row, nor on strides.
 
     Special values: a row or block of zeros has the least scale (2**-127 in float8_e8m0fnu). With a
-    NaN in y, scale and q of the row or block are NaN. With an infinite element and no
-    absmax_bound, the scale is infinite, in float8_e8m0fnu NaN, so q * scale is NaN. With a given
-    scale, only the element is concerned: NaN stays NaN, infinity becomes largest. The NaN of q has
-    the bits 0x7f; in int8 it is 0.
+    NaN in y, scale and q of the row or block are NaN. With an infinite element (or, in float64, one
+    of which the scale exceeds float32) and no absmax_bound, the scale is infinite, in
+    float8_e8m0fnu NaN, so q * scale is NaN. With a given scale, only the element is concerned: NaN
+    stays NaN, infinity becomes largest. The NaN of q has the bits 0x7f; in int8 it is 0.
 
     Examples
     --------

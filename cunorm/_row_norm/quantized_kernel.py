@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cunorm._core.build import ArgsWriter, Macros, cuda_bool, numbers_of
-from cunorm._core.dtypes import FLOAT16, DType
+from cunorm._core.dtypes import FLOAT16, FLOAT32, DType
 from cunorm._core.operands import Kind, Operand, OperandTable, Slot, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets
 from cunorm._core.tensor import RowLayout, TensorSpec
@@ -52,6 +52,7 @@ class QuantizedTypes(ForwardTypes):
     def more_registers(self, threads: int, capability: int) -> int:
         """Return an estimate; rows have the team of a norm without q all the same."""
         takes_more = self.block or self.formula.center or self.gate or self.y is FLOAT16
+        takes_more = takes_more or self.scale is not FLOAT32  # powers of two
         if capability < 90:  # ptxas takes more registers there
             takes_more = takes_more or self.residual or threads & (threads - 1)
         return 8 if takes_more else 0

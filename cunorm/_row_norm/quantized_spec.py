@@ -116,7 +116,7 @@ def _given_scale(function: str, _: str, scale: object) -> float | None:
 
 def _positive(function: str, argument: str, value: object) -> float:
     """Check a number that float32 has, and that is not subnormal there."""
-    expected = "a positive number within the range of float32"
+    expected = "a positive normal number of float32"
     number = validate.finite(function, argument, value, expected)
     if not _LEAST <= number <= _LARGEST:
         raise ValueError(f"{function}: {argument} is {value!r}, expected {expected}")

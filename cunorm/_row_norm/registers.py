@@ -8,10 +8,12 @@ spill; if it is too high, a multiprocessor has fewer blocks.
 from typing import NamedTuple
 
 from cunorm._core.dtypes import FLOAT16
+from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
 # Numbers of a GPU. The registers of a warp are all in one partition of its multiprocessor.
 WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MAX_REGISTERS = 32, 64 << 10, 4, 2048, 255
+LARGE_TEAM = 128  # threads; without a gate, each may hold many elements
 _OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}  # registers for a forward's gate
 
 
@@ -21,7 +23,7 @@ class Limits(NamedTuple):
     block_threads: int  # the threads of a block that has several teams
     preferred_elements: int  # the float32 elements of a row that a thread should hold
     of_warp: int  # the most such elements of a lane, if a warp holds the row
-    most_elements: int  # the most such elements, if no more threads can share the row
+    most_elements: int  # the most in a large team without a gate, or if no more threads can share
 
 
 _OF_FORWARD, _OF_BACKWARD = Limits(128, 32, 40, 64), Limits(256, 16, 16, 48)
@@ -31,18 +33,23 @@ def limits_of(types: RowTypes) -> Limits:
     return _OF_FORWARD if isinstance(types, ForwardTypes) else _OF_BACKWARD
 
 
-def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
+def registers_of(
+    types: RowTypes, elements: int, pack: int, of_plan: int = 0, *, in_large_block: bool = False
+) -> int:
     """Return an estimate of the registers that a thread needs to hold `elements` of a row.
 
     `of_plan` is what `of_several`, `of_uneven` or `of_streamed` returns, or 0; in float64 it counts
-    twice.
+    twice. `in_large_block` says that a block, not a cluster, of LARGE_TEAM threads or more has the
+    row: a plain forward with narrow operands then needs no more for many elements.
     """
     if isinstance(types, ForwardTypes):
-        return _of_forward(types, elements, pack, of_plan)
+        return _of_forward(types, elements, pack, of_plan, in_large_block)
     return _of_backward(types, elements, pack, of_plan)
 
 
-def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> int:
+def _of_forward(
+    types: ForwardTypes, elements: int, pack: int, of_plan: int, in_large_block: bool
+) -> int:
     residual, words, held = types.residual, types.compute.itemsize // 4, types.held_itemsizes()
     registers = 16 + of_plan + _OF_ACTIVATION.get(types.formula.activation, 0)
     registers += 8 * ((residual is not None) + types.formula.pre_gate)  # to compute p
@@ -55,7 +62,9 @@ def _of_forward(types: ForwardTypes, elements: int, pack: int, of_plan: int) -> 
     more = elements * 0.5 if min(held) < 4 else 0  # operands are converted
     if pack <= 2:
         more += 8 + elements * 2
-    if elements * words > _OF_FORWARD.preferred_elements:
+    is_plain = in_large_block and types.gate is None and residual is None
+    is_narrow = max(held) < 4 and pack * max(held) >= WIDEST_ACCESS
+    if elements * words > _OF_FORWARD.preferred_elements and not (is_plain and is_narrow):
         elements += 14 // words
     return int(registers * words + more + elements * _of_element(types, pack))
 

@@ -13,6 +13,7 @@ from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.geometry import BLOCK_STEP
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 from cunorm._row_norm.registers import (
+    LARGE_TEAM,
     WARP,
     limits_of,
     of_several,
@@ -100,11 +101,13 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
     """Return how a block, or some of its lanes, hold a row, or None if the row is too long.
 
     A thread holds at most `most` elements, or half as many in a team within a warp, so that more
-    lanes are busy. A team of one warp, which needs no barrier, may hold more. At least `least`
-    blocks have room on a multiprocessor.
+    lanes are busy. A team of one warp, which needs no barrier, may hold more. So may a large team
+    without a gate of which two blocks have room: more elements share the instructions of barriers
+    and addresses. At least `least` blocks have room on a multiprocessor.
     """
     limits = limits_of(types)
     for threads_per_row in _TEAMS:
+        is_large = threads_per_row >= LARGE_TEAM
         elements, limit = _held(width, threads_per_row, pack), max(pack, most)
         if threads_per_row <= WARP:
             threads, more = limits.block_threads, of_several(types)
@@ -112,7 +115,9 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
             limit = max(pack, most // 2) if threads_per_row < WARP else max(limit, of_warp)
         else:
             threads, more = threads_per_row, of_uneven(types, width, threads_per_row, pack)
-        registers = registers_of(types, elements, pack, more)
+            if is_large and least > 1 and isinstance(types, ForwardTypes) and types.gate is None:
+                limit = max(limit, limits.most_elements * 4 // types.compute.itemsize)
+        registers = registers_of(types, elements, pack, more, in_large_block=is_large)
         room = room_of(registers, threads)
         if elements <= limit and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room, registers)

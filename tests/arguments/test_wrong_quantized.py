@@ -27,7 +27,7 @@ Error = tuple[dict[str, Any], type[Exception], str]
 
 FORMATS = "expected float8_e4m3fn, float8_e5m2 or int8"
 SCALES = "expected float32 or float8_e8m0fnu"
-POSITIVE = "expected a positive number within the range of float32"
+POSITIVE = "expected a positive normal number of float32"
 BLOCKS = "expected None, 32, 64 or 128"
 ARRAY = "expected a NumPy, CuPy, PyTorch or JAX array or another object with __dlpack__"
 OF_ROWS = "expected (4, 1), one number for each row, or a single number"

@@ -48,7 +48,7 @@ IN_CI = {
     (Planned("row_norm_forward", "16 threads a row"), "gate"),
     (Planned("row_norm_forward", "a warp a row"), "shared gate"),
     (Planned("row_norm_forward", "a block of 96 a row"), "of rows"),
-    (Planned("row_norm_forward", "a block of 288 a row"), "gate of samples"),
+    (Planned("row_norm_forward", "a block of 320 a row"), "gate of samples"),
     (Planned("row_norm_forward", "streamed"), "of positions"),
     (Planned("row_norm_forward", "a cluster of 8"), "added, of samples"),
     (Planned("row_norm_forward", "a cluster of 16"), "number of samples, weight of rows"),

@@ -61,7 +61,7 @@ IN_CI = {
     *(("8 threads a row, of packs", "MXFP8"), ("16 threads a row", "rows of bfloat16, bounded")),
     *(("a warp a row", "blocks of 128 of bfloat16"), ("a block of 64 a row", "rows")),
     *(("a block of 96 a row", "blocks of 64, int8"), ("a block of 160 a row", "given")),
-    *(("a block of 288 a row", "blocks of 128, gated"), ("streamed", "rows of bfloat16, bounded")),
+    *(("a block of 320 a row", "blocks of 128, gated"), ("streamed", "rows of bfloat16, bounded")),
     *(("streamed", "MXFP8"), ("a cluster of 4", "rows, powers of two")),
     *(("a cluster of 4", "blocks of 128 of bfloat16"), ("a cluster of 16", "rows")),
     *(("streamed in a cluster", "rows, powers of two"), ("a warp a row", "blocks far from zero")),

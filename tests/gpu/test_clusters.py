@@ -24,7 +24,7 @@ KERNELS = ("row_norm_forward", "row_norm_backward")
 # Widths, and the number of blocks that share a float32 row in a forward and in a backward. Rows of
 # the last width are streamed; in a backward, rows of the last three widths are.
 SIZES = {
-    6148: (2, 4),
+    8196: (2, 4),
     16384: (2, 8),
     20001: (8, 16),
     40004: (8, 16),
@@ -92,7 +92,7 @@ def call(kernel: str, rows: int, width: int, dtype: str, **more: Any) -> Call:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("width", sizes(6148, 20001, 40004))
+@pytest.mark.parametrize("width", sizes(8196, 20001, 40004))
 def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
     if softgpu.is_loaded() and dtype != "float32" and width != 20001:
         pytest.skip("the software GPU is not quick enough")
