@@ -46,11 +46,13 @@ GPUS = {
     "B200": Gpu("100", sm_count=148, clock=1.850e9, copy=7.0e12),
 }
 MODELLED = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS.values()))
-# Warp instructions that a multiprocessor starts per clock, in all and on the pipes other than fma.
-# According to the guide, a multiprocessor has four schedulers. Each clock it gives 64 results of
-# integers, logic and conversions to 16 bits, 16 of roots, powers and other conversions, and 32 of
-# shuffles; a warp instruction has 32 results.
-SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
+# Warp instructions that a multiprocessor starts per clock, in all and by pipe. According to the
+# guide, a multiprocessor has four schedulers. Each clock it gives 64 results of integers, logic and
+# conversions to 16 bits, 16 of roots, powers, reductions of a warp and other conversions, and 32 of
+# shuffles; a warp instruction has 32 results. Multiplications of integers (64 results, too) are on
+# the pipe of fma (NVIDIA's descriptions of the pipes in its forum). Two floats of a packed
+# instruction are taken to need as long there as two instructions.
+SLOTS, HALF_FMA, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 2.0, 0.5, 1.0
 # Seconds from the moment a block has its own sums until it has those of all blocks of its cluster:
 # an estimate. The latency of another block's shared memory is 0.1 µs (published); the rest is
 # waiting for the slowest block.
@@ -80,6 +82,7 @@ class Work(NamedTuple):
     total: float = 0.0
     alone: float = 0.0  # clocks from first to last instruction if it has its scheduler to itself
     fma: float = 0.0
+    half_fma: float = 0.0  # on the same pipe as fma, at most two per clock
     integer: float = 0.0
     special: float = 0.0
     shuffles: float = 0.0
@@ -95,7 +98,7 @@ def issue_clocks(gpu: Gpu, work: Work) -> dict[str, float]:
     """Return the clocks that each pipe of a multiprocessor takes for a warp's work."""
     return {
         "issue": work.total / SLOTS,
-        "fma": work.fma / gpu.fma,
+        "fma": work.fma / gpu.fma + work.half_fma / HALF_FMA,
         "integer": work.integer / INTEGER,
         "special": work.special / SPECIAL,
         "shuffles": work.shuffles / SHUFFLES,

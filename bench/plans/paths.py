@@ -23,12 +23,13 @@ from typing import NamedTuple
 from bench.plans.model import Work
 from bench.plans.sass import Block, Instruction, registers, results
 
-_FMA = {"FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2", "HFMA2", "HMUL2", "HADD2"}
+_FMA = {"FFMA", "FMUL", "FADD", "HFMA2", "HMUL2", "HADD2"}
+_HALF_FMA = {"FFMA2", "FMUL2", "FADD2", "IMAD"}  # half as many start per clock
 _INTEGER = {
     *("IADD3", "VIADD", "LOP3", "LEA", "SHF", "SHL", "PRMT", "ISETP", "FSETP", "SEL", "FSEL"),
-    *("FMNMX", "IMNMX", "VIMNMX", "IABS", "PLOP3", "IMAD", "F2FP", "MOV"),
+    *("FMNMX", "IMNMX", "VIMNMX", "HMNMX2", "IABS", "PLOP3", "F2FP", "MOV"),
 }
-_SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "POPC", "FLO"}
+_SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "POPC", "FLO", "REDUX", "CREDUX"}
 _SHARED = {"LDS", "STS", "LDSM", "LDG", "STG", "LDGSTS", "STAS"}
 _BANK_BYTES = 128  # bytes that a multiprocessor's shared memory and L1 move per clock
 # Clocks until a result of arithmetic or of another unit can be used (published microbenchmarks
@@ -192,6 +193,7 @@ def _of_instruction(one: Instruction, alone: float) -> Work:
         total=1,
         alone=alone,
         fma=one.name in _FMA,
+        half_fma=one.name in _HALF_FMA,
         integer=one.name in _INTEGER,
         special=one.name in _SPECIAL,
         shuffles=one.name == "SHFL",

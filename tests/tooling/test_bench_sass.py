@@ -15,6 +15,7 @@ from bench.plans.model import (
     Traffic,
     Work,
     between,
+    issue_clocks,
     occupancy,
     param_grad_time,
 )
@@ -209,6 +210,14 @@ def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
     assert (found.total, found.fma, found.shuffles, found.shared) == (6.0, 2.0, 2.0, 8.0)
     # The load begins at clock 1, its result comes 30 clocks later, and arithmetic takes 4 more.
     assert found.alone == 2.0 * (1 + 30 + 4)
+
+
+def test_pairs_and_products_of_integers_take_the_pipe_of_fma_for_twice_as_long():
+    code = "FFMA2.FTZ R4, R6, R8, R4; IMAD R9, R10, R11, R9; FFMA R12, R13, R14, R12; REDUX UR4, R5"
+    found = work_of(Step(one, 1.0) for one in blocks(sass(code))[0].instructions)
+    assert (found.half_fma, found.fma, found.integer, found.special) == (2.0, 1.0, 0.0, 1.0)
+    for name, pipe in (("H100", 1.25), ("A100", 1.5)):
+        assert issue_clocks(GPUS[name], found)["fma"] == pipe
 
 
 def test_few_warps_and_waits_lengthen_a_round():
