@@ -285,7 +285,7 @@ def test_a_wrong_scale_is_an_error_in_every_mode():
     x = torch.ones(3, 8)
     wrong = (
         (x.numpy(), "is of type ndarray, expected a torch.Tensor: pass torch.as_tensor"),
-        (-1, "is -1, expected a positive number within"),
+        (-1, "is -1, expected a positive normal number of"),
     )
     for mode in (nullcontext, Watch, FakeTensorMode):
         for scale, text in wrong:
