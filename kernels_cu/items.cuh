@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Kernels compute on items: an item is a number or a pair of floats on a GPU, a SIMD vector on a
-// CPU.
+// Kernels compute on items: on a GPU a number or a pair of floats, on a CPU a SIMD vector.
 //
 // Below are the names that kernels use, with the files that define them for a GPU. For a CPU, they
 // are defined by files of the same names in cunorm/_backends/cpu/include/host (by memory.cuh for

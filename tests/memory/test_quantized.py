@@ -10,9 +10,8 @@ import pytest
 
 import cunorm
 from cunorm import QuantizedNorm, reference
-from tests.support.calls import call_uncached, empty_call_cache
+from tests.support.calls import call_uncached
 from tests.support.gpu_arrays import CPU, GPUS
-from tests.support.internals import _dispatch
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 from tests.support.placed import ROW_LAYOUTS
 from tests.support.quantized import CODES, SCALE_LAYOUTS, SCALES, quantized_call
@@ -26,15 +25,6 @@ RESULTS = ("q", "scale", "y", "residual")
 def device(request):
     """Return the CPU with NumPy arrays, or a GPU with CuPy arrays."""
     return request.param()
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """Empty the cache of calls; return a list that gets the arguments of each planned call."""
-    empty_call_cache(monkeypatch)
-    calls, plan = [], _dispatch._planned
-    monkeypatch.setattr(_dispatch, "_planned", lambda *given: calls.append(given) or plan(*given))
-    return calls
 
 
 def empty(device, shape, dtype):

@@ -17,7 +17,6 @@ from tests.support.calls import (
     assert_same,
     call_of,
     call_uncached,
-    empty_call_cache,
     kinds,
     strides_of,
     to,
@@ -38,15 +37,6 @@ every_norm = pytest.mark.parametrize("name", NORMS)
 every_kind = pytest.mark.parametrize(
     "kind", ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)]
 )
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """Empty the cache of calls; return a list that gets the arguments of each planned call."""
-    empty_call_cache(monkeypatch)
-    calls, plan = [], _dispatch._planned
-    monkeypatch.setattr(_dispatch, "_planned", lambda *given: calls.append(given) or plan(*given))
-    return calls
 
 
 # --- results --------------------------------------------------------------------------------------
