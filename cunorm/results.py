@@ -73,6 +73,47 @@ class NormGrads(NamedTuple, Generic[T_co]):
     dresidual: T_co = None  # type: ignore[assignment]
 
 
+class Moments(NamedTuple, Generic[T_co]):
+    """The moments of rows, or of the parts into which rows are split.
+
+    m2 is the sum of (p - mean)**2 over a row or, without centering, the sum of p**2. The mean of p
+    is mean + correction: mean is rounded, correction is the rest. Without centering both are None;
+    a correction of None is 0. They are in the compute type, of shape ``x.shape[:axis]``, with a
+    last axis of length `groups` if that is not 1. count is the number of elements over which they
+    are taken. residual is the new residual stream, as in `NormForward`.
+
+    `combine_moments` takes the moments of several parts, stacked on a new first axis; its count is
+    a number, or an array with one number for each part.
+    """
+
+    mean: T_co | None = None
+    m2: T_co = None  # type: ignore[assignment]
+    count: T_co | int = None  # type: ignore[assignment]
+    correction: T_co | None = None
+    residual: T_co | None = None
+
+
+class Statistics(NamedTuple, Generic[T_co]):
+    """The statistics of rows: the mean of p is mean + correction, rstd is 1 / sqrt(m2 / count + eps).
+
+    Without centering, mean and correction are None. ``**statistics._asdict()`` gives them to a norm.
+    """
+
+    mean: T_co | None = None
+    rstd: T_co = None  # type: ignore[assignment]
+    correction: T_co | None = None
+
+
+class Sums(NamedTuple, Generic[T_co]):
+    """The sums over rows that the gradient of a row norm needs: see `normalize_backward_sums`.
+
+    Both have the shape and the dtype of rstd; sum_dr is None without centering.
+    """
+
+    sum_dr: T_co | None = None
+    sum_r_dr: T_co = None  # type: ignore[assignment]
+
+
 class GroupNormForward(NamedTuple, Generic[T_co]):
     """The results of `group_norm_forward`, which the backward needs.
 

@@ -19,6 +19,10 @@
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
+// For rows that are split over devices, one build finds sum(dr) and sum(r * dr), both without k, in
+// place of gradients. Another build is given these sums over whole rows of `count` elements. Both
+// are given the correction, because it is that of whole rows.
+//
 // The rows that share weight and bias are a segment; each segment has sums of its own. If each row
 // has its own weight or bias, the kernel writes the gradient itself.
 //
@@ -38,6 +42,11 @@
 #define DGATE_SUMS false
 #endif
 
+#ifndef FINDS_SUMS
+#define FINDS_SUMS false
+#define GIVEN_SUMS false
+#endif
+
 struct Build : RowBuild {
   using dy_t = DY_T;
   using dresidual_out_t = DRESIDUAL_OUT_T;
@@ -54,13 +63,36 @@ struct Build : RowBuild {
   using branch_t = BRANCH_T;
   // Whether rows share a gate of the branch, or its row is one number: then dgate is a sum.
   static constexpr bool dgate_sums = DGATE_SUMS;
+  static constexpr bool finds_sums = FINDS_SUMS;  // the results are sums over rows, not gradients
+  static constexpr bool given_sums = GIVEN_SUMS;  // they are inputs
+  static constexpr bool given_correction = finds_sums || given_sums;
   // Whether the gradient of p is needed.
-  static constexpr bool dp = present<dx_t> || present<dresidual_t> || dgate_sums ||
+  static constexpr bool dp = finds_sums || present<dx_t> || present<dresidual_t> || dgate_sums ||
                              (present<dgate_t> && (pre_gate || branch_gate));
   // Whether the kernel reduces over a row. If not, the first pass over the row computes nothing.
-  static constexpr bool reduces = center || dp;
+  static constexpr bool reduces = !given_sums && (center || dp);
   static constexpr int stages = STAGES;                   // rows copied ahead to shared memory
   static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // whether shared memory holds sums
+};
+
+// The inputs that have an element for each row, and the numbers.
+template <class B, bool = B::given_correction>
+struct Scalars {
+  const typename B::compute_t *mean, *rstd;
+};
+template <class B>
+struct Scalars<B, true> : Scalars<B, false> {
+  using C = typename B::compute_t;
+  const C* correction;
+  either<B::finds_sums, C, const C>*sum_dr, *sum_r_dr;
+};
+template <class B, bool = B::given_sums>
+struct Numbers {
+  Number<typename B::compute_t> k, weight_offset;
+};
+template <class B>
+struct Numbers<B, true> : Numbers<B, false> {
+  Number<typename B::compute_t> count;
 };
 
 template <class B>
@@ -73,7 +105,7 @@ struct SegmentArguments {
 };
 
 template <class B>
-struct Arguments : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
+struct Operands : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
   using C = typename B::compute_t;
   Rows<const typename B::dy_t> dy;
   Rows<const typename B::dresidual_out_t> dresidual_out;
@@ -84,10 +116,13 @@ struct Arguments : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
   Rows<typename B::dresidual_t> dresidual;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
-  const C *mean, *rstd;
+  Scalars<B> scalars;
   C *dweight_sums, *dbias_sums;
   index_t rows, groups, width;  // rows of each group
-  Number<C> k, weight_offset;
+};
+
+template <class B>
+struct Arguments : Operands<B>, Numbers<B> {
 };
 
 #include "row_norm_backward_row.cuh"
@@ -190,12 +225,14 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
       columns.for_each_pack([&](auto at) { row.add_to(row_sums, at, parameters); });
 
     // Reduce over the team, and find the factors.
-    row.find_factors(arguments, team, row_sums);
+    row.find_factors(arguments, place, team, row_sums);
 
     // Store. Gates are recomputed: two numbers per item would take too many registers.
-    columns.for_each_pack([&](auto at) {
-      sums.add(at, [&](auto&... to_sums) { row.write(at, row.gates(at), parameters, to_sums...); });
-    });
+    if constexpr (!B::finds_sums)
+      columns.for_each_pack([&](auto at) {
+        sums.add(at,
+                 [&](auto&... to_sums) { row.write(at, row.gates(at), parameters, to_sums...); });
+      });
     sums.end_row(walk);
   });
   sums.finish(walk);  // the teams of a block wait for each other

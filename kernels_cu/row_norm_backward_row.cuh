@@ -25,12 +25,20 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
 // The operands that have one element for each row. load() loads only those that are needed.
 template <class B>
 struct RowScalars {
-  typename B::compute_t rstd = 0, mean = 0;
+  typename B::compute_t rstd = 0, mean = 0, correction = 0, sum_dr = 0, sum_r_dr = 0;
 
   static __device__ RowScalars load(const Arguments<B>& arguments, const Row<B>& row) {
+    const auto& scalars = arguments.scalars;
     RowScalars found;
-    if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
-    if (B::center && row.exists) found.mean = arguments.mean[row.index];
+    if (!row.exists) return found;
+    if constexpr (present<typename B::x_t>) found.rstd = scalars.rstd[row.index];
+    if constexpr (B::center) found.mean = scalars.mean[row.index];
+    if constexpr (B::center && B::given_correction)
+      if (scalars.correction != nullptr) found.correction = scalars.correction[row.index];
+    if constexpr (B::given_sums && B::dp) {
+      found.sum_r_dr = scalars.sum_r_dr[row.index];
+      if constexpr (B::center) found.sum_dr = scalars.sum_dr[row.index];
+    }
     return found;
   }
 };
@@ -95,8 +103,8 @@ struct BranchPacks<B, absent> {
 template <class B>
 struct BackwardRow {
   using C = typename B::compute_t;
-  RowPacks<B, typename B::dy_t> dy;
-  RowPacks<B, typename B::x_t> x;
+  RowPacks<B, typename B::dy_t, B::finds_sums> dy;
+  RowPacks<B, typename B::x_t, B::finds_sums> x;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
   BranchPacks<B> branch;
@@ -162,8 +170,10 @@ struct BackwardRow {
     for_each_item<B>(at, [&](auto item) {
       if constexpr (!B::branch_gate) gates.item[item.index] = gate_at<B>(gate_pack, item);
       const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
-      const auto p = clear_outside<B>(shifted(gated.p), item);
-      if constexpr (B::center) sums[SumP].add(item, p);
+      auto p = shifted(gated.p);
+      if constexpr (B::center && B::given_correction) p -= scalars.correction;
+      p = clear_outside<B>(p, item);
+      if constexpr (B::center && !B::given_correction) sums[SumP].add(item, p);
       if constexpr (B::dp) {
         auto dr = gated.dn;
         if constexpr (present<typename B::weight_t>) dr *= parameters.factor(at, item);
@@ -174,8 +184,32 @@ struct BackwardRow {
     return gates;
   }
 
+  // Finds the factors, or stores the sums.
   template <class Sums>
-  __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team, Sums (&sums)[3]) {
+  __device__ void find_factors(const Arguments<B>& arguments, const Row<B>& row, Team<B>& team,
+                               Sums (&sums)[3]) {
+    if constexpr (B::finds_sums)
+      store_sums(arguments, row, team.all_reduce(sums[SumDr], sums[SumPDr]), team.thread() == 0);
+    else if constexpr (B::given_sums)
+      take_factors(arguments);
+    else
+      find_own_factors(arguments, team, sums);
+  }
+  __device__ void store_sums(const Arguments<B>& arguments, const Row<B>& row, Pack<C, 2> found,
+                             bool is_first) const {
+    if (!row.exists || !is_first) return;
+    if constexpr (B::center) arguments.scalars.sum_dr[row.index] = found.item[0];
+    arguments.scalars.sum_r_dr[row.index] = scalars.rstd * found.item[1];
+  }
+  __device__ void take_factors(const Arguments<B>& arguments) {
+    const C k = arguments.k, count = arguments.count;
+    correction = scalars.correction;
+    k_rstd = k * scalars.rstd;
+    offset = -scalars.rstd * math::divided(k * scalars.sum_dr, count);
+    r_factor = math::divided(-scalars.rstd * scalars.sum_r_dr, count);
+  }
+  template <class Sums>
+  __device__ void find_own_factors(const Arguments<B>& arguments, Team<B>& team, Sums (&sums)[3]) {
     const C width = C(row_width(arguments)), k = arguments.k;
     C sum_q_dr = 0;
     if constexpr (B::center && !B::dp) {

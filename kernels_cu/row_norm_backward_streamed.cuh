@@ -34,7 +34,7 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
         });
         unrolled<3>([&](int i) { row_sums[i].add(chunk_sums[i]); });
       });
-    row.find_factors(arguments, team, row_sums);
+    row.find_factors(arguments, place, team, row_sums);
     return row;
   };
   const auto reload = [&](auto& row, const auto& chunk) {
@@ -46,5 +46,8 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
     row.write(at, row.gates_held.held_or(at, [&] { return row.gates(at); }), row.parameters(shared),
               to_sums...);
   };
-  for_each_row(walk, sums, find, reload, write);
+  if constexpr (B::finds_sums)
+    for_each_row(walk, find, [](const auto&, const auto&) {});
+  else
+    for_each_row(walk, sums, find, reload, write);
 }

@@ -13,6 +13,9 @@
 //
 // The result may be quantised (quantization.cuh): y is rounded, and divided by a scale.
 //
+// For rows that are split over devices, one build finds the moments of p in place of y: the mean,
+// in two parts, and m2 = sum(q * q). Another build is given the statistics of whole rows.
+//
 // One rounded mean is not enough: for a row of mean 1e4 and standard deviation 1, the rounding
 // error of the mean is thousands of ulps of y. So the row is shifted by about its mean, and the
 // mean of the shifted row is subtracted as a correction:
@@ -24,13 +27,20 @@
 #include "parameters.cuh"
 #include "quantized.cuh"
 
+#ifndef FINDS_MOMENTS
+#define FINDS_MOMENTS false
+#define GIVEN_STATISTICS false
+#endif
+
 struct Build : RowBuild, Quantization {
   using residual_t = RESIDUAL_T;
   using residual_out_t = RESIDUAL_OUT_T;
   using y_t = Y_T;
   using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // the type of s
   static constexpr bool writes_stream = present<residual_out_t>;
-  static constexpr bool reduces = true;  // over each row; some builds of the backward do not
+  static constexpr bool finds_moments = FINDS_MOMENTS;        // the results are moments, not y
+  static constexpr bool given_statistics = GIVEN_STATISTICS;  // they are inputs
+  static constexpr bool reduces = !given_statistics;          // whether it reduces over a row
   static constexpr bool can_pair = same_type<compute_t, float> && pack % 2 == 0 && !present<gate_t>;
 };
 
@@ -44,7 +54,9 @@ struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   Rows<typename B::residual_out_t> residual_out;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
-  C *mean, *rstd;               // null if not wanted, as they are for a quantised result
+  // Null if not wanted, as they are for a quantised result. Of moments, rstd has m2.
+  Statistics<either<B::given_statistics, const C, C>, B::finds_moments || B::given_statistics>
+      statistics;
   index_t rows, groups, width;  // rows of each group
   Number<C> k, eps, weight_offset;
 };
@@ -122,12 +134,34 @@ struct ForwardRow {
     variance = fma(-correction, correction, math::divided(sums.item[1], width));
     if (variance < 0) variance = 0;  // a NaN stays
   }
+  // Finds the factor, and stores the statistics; or stores the moments.
   __device__ void find_factors(const Arguments<B>& arguments, const Row<B>& row, bool is_first) {
-    const C rstd = math::reciprocal_root(variance + C(arguments.eps));
-    k_rstd = C(arguments.k) * rstd;
-    if (B::quantizes || !row.exists || !is_first) return;
-    if (arguments.mean != nullptr) arguments.mean[row.index] = shift + correction;
-    if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
+    const auto& statistics = arguments.statistics;
+    const C mean = shift + correction;
+    if constexpr (B::finds_moments) {
+      if (!row.exists || !is_first) return;
+      statistics.rstd[row.index] = variance * C(row_width(arguments));
+      if constexpr (B::center) {
+        statistics.mean[row.index] = mean;
+        statistics.correction[row.index] = (shift - mean) + correction;
+      }
+    } else {
+      const C rstd = math::reciprocal_root(variance + C(arguments.eps));
+      k_rstd = C(arguments.k) * rstd;
+      if (B::quantizes || !row.exists || !is_first) return;
+      if (statistics.mean != nullptr) statistics.mean[row.index] = mean;
+      if (statistics.rstd != nullptr) statistics.rstd[row.index] = rstd;
+    }
+  }
+  // Takes the given statistics.
+  __device__ void take_factors(const Arguments<B>& arguments, const Row<B>& row) {
+    const auto& statistics = arguments.statistics;
+    if (!row.exists) return;
+    k_rstd = C(arguments.k) * statistics.rstd[row.index];
+    if constexpr (B::center) {
+      shift = statistics.mean[row.index];
+      if (statistics.correction != nullptr) correction = statistics.correction[row.index];
+    }
   }
 
   // Returns y, which store() stores.
@@ -181,7 +215,9 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
 
   // Reduce: the mean square, about the mean if rows are centered.
   ItemSums<B> p_sums, t_sums, square_sums;
-  if constexpr (!B::center) {
+  if constexpr (B::given_statistics) {
+    row.take_factors(arguments, place);
+  } else if constexpr (!B::center) {
     for_each_p([&](auto item, auto v) { square_sums.add_product(item, v, v); });
     row.variance = math::divided(team.all_reduce(square_sums).item[0], width);
   } else {
@@ -196,19 +232,21 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   }
 
   // Factors, and the statistics.
-  row.find_factors(arguments, place, team.thread() == 0);
+  if constexpr (B::reduces) row.find_factors(arguments, place, team.thread() == 0);
 
   // Store.
-  Magnitudes<B> largest;
-  ChunkResults<B> results(arguments, place, scale);
-  columns.for_each_pack([&](auto at) {
-    auto y = row.make_y(at, p[at.index]);
-    if constexpr (B::scales_rows) largest.add(at, y);
-    results.put(at, y);
-  });
-  if constexpr (B::scales_rows)
-    results.scale.find(team.all_reduce(largest).item[0], place.exists && team.thread() == 0);
-  results.store(columns);
+  if constexpr (!B::finds_moments) {
+    Magnitudes<B> largest;
+    ChunkResults<B> results(arguments, place, scale);
+    columns.for_each_pack([&](auto at) {
+      auto y = row.make_y(at, p[at.index]);
+      if constexpr (B::scales_rows) largest.add(at, y);
+      results.put(at, y);
+    });
+    if constexpr (B::scales_rows)
+      results.scale.find(team.all_reduce(largest).item[0], place.exists && team.thread() == 0);
+    results.store(columns);
+  }
 }
 
 #include "row_norm_forward_streamed.cuh"

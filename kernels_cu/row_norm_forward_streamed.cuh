@@ -136,16 +136,24 @@ __device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>
   for_each_row(
       walk,
       [&](const StreamedRow<B>& place) {
-        auto row = first_pass(arguments, team, place);
-        if constexpr (B::scales_rows) find_scale(team, row, place);
-        return row;
+        if constexpr (B::given_statistics) {
+          StreamedForwardRow<B> row(arguments, place);
+          row.take_factors(arguments, place);
+          return row;
+        } else {
+          auto row = first_pass(arguments, team, place);
+          if constexpr (B::scales_rows) find_scale(team, row, place);
+          return row;
+        }
       },
       [&](auto& row, const StreamedRow<B>& place) {
-        ChunkResults<B> results(arguments, place, row.scale);
-        place.for_each_chunk_in_second_pass([&](const auto& chunk) {
-          results.begin(chunk);
-          row.for_each_y(chunk, [&](auto at, auto& y) { results.put(at, y); });
-          results.store(chunk);
-        });
+        if constexpr (!B::finds_moments) {
+          ChunkResults<B> results(arguments, place, row.scale);
+          place.for_each_chunk_in_second_pass([&](const auto& chunk) {
+            results.begin(chunk);
+            row.for_each_y(chunk, [&](auto at, auto& y) { results.put(at, y); });
+            results.store(chunk);
+          });
+        }
       });
 }

@@ -36,7 +36,7 @@ class Kernel(Generic[TypesT, GeometryT]):
         self.slots["workspace"] = len(operands)
         # Each value is a RowLayout or, in a group norm, Lines.
         self.layouts: dict[str, Any] = {
-            name: geometry.layout_of_input(operands[name]) for name in types.lines()
+            name: geometry.layout_of_input(operands.get(name)) for name in types.lines()
         }
         # The layouts of parameters that have several rows or, in a group norm, several samples.
         self.parameter_layouts: dict[str, tuple[int, ...]] = {}
@@ -72,11 +72,10 @@ class Kernel(Generic[TypesT, GeometryT]):
         for name, layout in self.layouts.items():
             writer.pointer(name)
             writer.integers(*layout)
-        for kind in (Kind.PARAMETER, Kind.STATISTIC):
-            for name in names_of(types.inputs, kind):
-                writer.pointer(name)
-                writer.integers(*self.parameter_layouts.get(name, ()))
-        for name in names_of(types.results, Kind.STATISTIC):
+        for name in types.parameters():
+            writer.pointer(name)
+            writer.integers(*self.parameter_layouts.get(name, ()))
+        for name in names_of(types.inputs + types.results, Kind.STATISTIC):
             writer.pointer(name)
         if types.sums():
             writer.pointers_into_workspace(sums[:2])

@@ -134,13 +134,17 @@ class KernelTypes:
         return names_of(cls.inputs + cls.results, Kind.LIKE_X)
 
     @classmethod
+    def parameters(cls) -> tuple[str, ...]:
+        return names_of(cls.inputs, Kind.PARAMETER)
+
+    @classmethod
     def sums(cls) -> tuple[str, ...]:
         return names_of(cls.results, Kind.PARAMETER)
 
     @classmethod
     def from_specs(cls: type[TypesT], operands: Specs, compute: DType, **scalars: object) -> TypesT:
-        scalars |= {name: optional_dtype(operands[name]) for name in cls._with_macros()}
-        scalars |= {name: operands[name] is not None for name in cls.sums()}
+        scalars |= {name: optional_dtype(operands.get(name)) for name in cls._with_macros()}
+        scalars |= {name: operands.get(name) is not None for name in cls.sums()}
         return cls(compute, **scalars)  # type: ignore[arg-type]  # fields by name
 
     @classmethod

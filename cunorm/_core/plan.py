@@ -144,13 +144,14 @@ class OpDef(Generic[SpecT]):
         self.spec_type, self.plan, self.reference = spec_type, plan, reference
         self.parse: Callable[..., SpecT] = memoize(typed=True)(partial(_parsed, spec_type, checks))
         # Calls read these attributes. `x` is the slot of x, whose library and device the
-        # outputs have. `no_outputs` stands for the outputs in a call that gives none.
+        # outputs have, or that of the first input. `no_outputs` stands for the outputs in a call that gives none.
         self.inputs = tuple(slot.argument for slot in input_slots)
         self.outputs = tuple(slot.argument for slot in result_slots)
         self.kinds = tuple(slot.kind for slot in input_slots + result_slots)
         needed = [slot.is_required for slot in input_slots]
         self.required = (*needed, *[False] * len(result_slots))
-        self.x, self.first_output = self.inputs.index("x"), len(input_slots)
+        self.x = self.inputs.index("x") if "x" in self.inputs else 0
+        self.first_output = len(input_slots)
         self.no_outputs = (None,) * len(result_slots)
         self.array_count = len(self.kinds) + 1  # 1 for the workspace
         # The operands whose gradients are sums over all rows.

@@ -20,11 +20,13 @@ from cunorm._row_norm.quantized import (
     rms_norm_quantized,
 )
 from cunorm._row_norm.rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_forward
+from cunorm._row_norm.split import combine_moments, normalize_backward_sums, row_moments
 
 __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "combine_moments",
     "l2_norm",
     "l2_norm_backward",
     "l2_norm_forward",
@@ -34,10 +36,12 @@ __all__ = [
     "layer_norm_quantized",
     "normalize",
     "normalize_backward",
+    "normalize_backward_sums",
     "normalize_forward",
     "normalize_quantized",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
     "rms_norm_quantized",
+    "row_moments",
 ]

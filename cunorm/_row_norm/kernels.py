@@ -3,7 +3,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cunorm._core.build import Macros, cuda_bool
 from cunorm._core.dtypes import DType
@@ -12,11 +12,14 @@ from cunorm._core.operands import (
     Kind,
     Operand,
     OperandTable,
+    Slot,
+    names_of,
     type_macros,
 )
 from cunorm._core.tensor import Arrays
 from cunorm.results import NormForward
 
+PARAMETERS = ("weight", "bias")
 # The x of a backward is the new residual stream, if the forward had a stream.
 FORWARD_INPUTS = (
     Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
@@ -111,8 +114,32 @@ _PLAIN = Formula()
 
 @dataclass(frozen=True, kw_only=True)
 class _RowTypes(KernelTypes, ABC):
+    """The dtypes of a build; `slots` are the operands of its kernel, which a call may not have."""
+
+    slots: ClassVar[tuple[Slot, ...]]
+
     gate: DType | None = None
     formula: Formula = _PLAIN
+
+    @classmethod
+    def lines(cls) -> tuple[str, ...]:
+        return names_of(cls.slots, Kind.LIKE_X)
+
+    @classmethod
+    def parameters(cls) -> tuple[str, ...]:
+        return PARAMETERS
+
+    @classmethod
+    def sums(cls) -> tuple[str, ...]:
+        names = {slot.name for slot in cls.slots}
+        return tuple(f"d{name}" for name in PARAMETERS if f"d{name}" in names)
+
+    @classmethod
+    def _with_macros(cls) -> list[str]:
+        kinds = Kind.LIKE_X, Kind.PARAMETER
+        of_call = names_of(cls.inputs + cls.results, *kinds)
+        names = dict.fromkeys((*names_of(cls.slots, *kinds), *of_call))
+        return [name for name in names if name not in cls.sums()]
 
     @property
     def sum_count(self) -> int:
@@ -140,9 +167,10 @@ class _RowTypes(KernelTypes, ABC):
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
     inputs, results = TABLE.forward_inputs, TABLE.forward_results
+    slots = TABLE.forward_inputs + TABLE.forward_results
 
     x: DType
-    y: DType
+    y: DType | None
     residual: DType | None = None
     residual_out: DType | None = None
 
@@ -164,6 +192,7 @@ class ForwardTypes(_RowTypes):
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
     inputs, results = TABLE.backward_inputs, TABLE.backward_results
+    slots = TABLE.backward_inputs + TABLE.backward_results
 
     dy: DType
     x: DType | None = None

@@ -9,7 +9,8 @@ from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import UNIT_LENGTH, RowOptions, backward_scalars, l2_scalars
-from cunorm.results import NormForward, NormGrads
+from cunorm._row_norm.split import given_backward, given_norm
+from cunorm.results import NormForward, NormGrads, Sums
 
 
 def l2_norm(
@@ -18,6 +19,8 @@ def l2_norm(
     eps: float = 1e-12,
     axis: int = -1,
     groups: int = 1,
+    rstd: SupportsDLPack | None = None,
+    count: int | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -34,7 +37,7 @@ def l2_norm(
     Parameters
     ----------
     x : array
-    eps, axis, groups, dtype, out : optional
+    eps, axis, groups, rstd, count, dtype, out : optional
         As for `normalize`.
 
     Examples
@@ -48,6 +51,9 @@ def l2_norm(
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
     scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
+    if not (rstd is count is None):
+        given = (x, None, None, None, None, rstd, None, out)
+        return given_norm(scalars, given, count)
     return dispatch(ROW_FORWARD, scalars, forward_arrays(x, y=out))[0]
 
 
@@ -96,6 +102,8 @@ def l2_norm_backward(
     rstd: SupportsDLPack,
     axis: int = -1,
     groups: int = 1,
+    sums: Sums[SupportsDLPack | None] | None = None,
+    count: int | None = None,
     out: NormGrads[SupportsDLPack | None] | None = None,
 ) -> NormGrads[ArrayT]:
     """Return the gradient of `l2_norm`.
@@ -112,7 +120,7 @@ def l2_norm_backward(
     Parameters
     ----------
     dy, x, rstd : array
-    axis, groups, out : optional
+    axis, groups, sums, count, out : optional
         As for `normalize_backward`.
 
     Examples
@@ -127,5 +135,7 @@ def l2_norm_backward(
     validate.out_type("l2_norm_backward", out, NormGrads)
     scalars = backward_scalars("l2_norm_backward", RowOptions(axis, groups), c=UNIT_LENGTH)
     inputs = backward_inputs(dy, x, rstd=rstd)
-    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), None)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))
+    outputs = (*(out or ROW_BACKWARD.no_outputs), None)
+    if not (sums is count is None):
+        return given_backward(scalars, inputs, (sums, None, count), outputs)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

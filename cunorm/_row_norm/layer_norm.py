@@ -9,7 +9,8 @@ from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
-from cunorm.results import AddNorm, NormForward, NormGrads
+from cunorm._row_norm.split import given_backward, given_norm
+from cunorm.results import AddNorm, NormForward, NormGrads, Sums
 
 
 def layer_norm(
@@ -25,6 +26,9 @@ def layer_norm(
     gate: SupportsDLPack | None = None,
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
+    mean: SupportsDLPack | None = None,
+    rstd: SupportsDLPack | None = None,
+    correction: SupportsDLPack | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -42,7 +46,7 @@ def layer_norm(
     ----------
     x, weight, bias : array
     eps, axis, groups, weight_offset, round_before_weight : optional
-    gate, gate_activation, gate_position, dtype, out : optional
+    gate, gate_activation, gate_position, mean, rstd, correction, dtype, out : optional
         As for `normalize`; weight and bias are optional.
 
     Examples
@@ -73,6 +77,9 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
+    if not (mean is rstd is correction is None):
+        given = (x, weight, bias, gate, mean, rstd, correction, out)
+        return given_norm(scalars, given)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -203,6 +210,9 @@ def layer_norm_backward(
     branch: SupportsDLPack | None = None,
     x_dtype: DTypeLike | None = None,
     needs: Needs = NEEDS,
+    sums: Sums[SupportsDLPack | None] | None = None,
+    correction: SupportsDLPack | None = None,
+    count: int | None = None,
     out: NormGrads[SupportsDLPack | None] | None = None,
     workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
@@ -223,7 +233,7 @@ def layer_norm_backward(
     ----------
     dy, x, weight, bias, rstd, mean, d_residual, branch : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
-    gate_position, x_dtype, needs, out, workspace, accumulate : optional
+    gate_position, x_dtype, needs, sums, correction, count, out, workspace, accumulate : optional
         As for `normalize_backward`; weight, bias, d_residual and branch are optional.
 
     Examples
@@ -257,5 +267,7 @@ def layer_norm_backward(
         d_residual=d_residual,
         branch=branch,
     )
-    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))
+    outputs = (*(out or ROW_BACKWARD.no_outputs), workspace)
+    if not (sums is correction is count is None):
+        return given_backward(scalars, inputs, (sums, correction, count), outputs)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

@@ -10,7 +10,8 @@ from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
-from cunorm.results import AddNorm, NormForward, NormGrads
+from cunorm._row_norm.split import given_backward, given_norm
+from cunorm.results import AddNorm, NormForward, NormGrads, Sums
 
 
 def normalize(
@@ -28,6 +29,10 @@ def normalize(
     gate: SupportsDLPack | None = None,
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
+    mean: SupportsDLPack | None = None,
+    rstd: SupportsDLPack | None = None,
+    correction: SupportsDLPack | None = None,
+    count: int | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -77,6 +82,14 @@ def normalize(
         for example "silu" or "identity"; the error for an unknown name lists all. A "pre" gate
         multiplies x, a "post" gate the normalised row; "branch" is for `add_normalize`. Without a
         gate, leave out the other two.
+    rstd, mean, correction : array, optional
+        Statistics of the rows, such as those of `combine_moments`; then the rows' own are not
+        computed, and eps is not used. They have the shape ``x.shape[:axis]`` (and `groups`, if
+        not 1); they are float64 if x is, else float32 or float64, which is then the compute type.
+        q is ``p - mean - correction``. mean is given with center, and only then; without
+        correction, it is exact.
+    count : int, optional
+        With given statistics: d, if the rows of x are parts of longer rows. Only c needs it.
     dtype : dtype, optional
         The dtype of y, as a name or a dtype of any framework. By default it is x's; with
         round_before_weight and a weight, it is the dtype to which x's and weight's promote.
@@ -149,6 +162,9 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
+    if not (mean is rstd is correction is count is None):
+        given = (x, weight, bias, gate, mean, rstd, correction, out)
+        return given_norm(scalars, given, count)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -337,6 +353,9 @@ def normalize_backward(
     branch: SupportsDLPack | None = None,
     x_dtype: DTypeLike | None = None,
     needs: Needs = NEEDS,
+    sums: Sums[SupportsDLPack | None] | None = None,
+    correction: SupportsDLPack | None = None,
+    count: int | None = None,
     out: NormGrads[SupportsDLPack | None] | None = None,
     workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
@@ -396,6 +415,11 @@ def normalize_backward(
         The operands whose gradients are wanted: "x" (dx and dresidual), "weight", "bias", "gate".
         Nothing else is computed or written, and arrays are read only if needed: ``("bias",)`` reads
         dy and a post-gate; ``("weight",)`` also reads x, rstd, mean and any gate.
+    sums, correction, count : Sums, array and int, optional
+        For rows that are split: the sums of `normalize_backward_sums` over whole rows, the
+        correction of the mean (without it, the mean is exact), and the number of elements of a
+        whole row, by default that of x's rows. mean(dr) and mean(r * dr) are then ``k * sum_dr /
+        count`` and ``k * sum_r_dr / count``, and d is count.
     out : NormGrads, optional
         For each gradient, an array to write instead of a new one, or None. An array may be exactly
         an input; otherwise it overlaps no input.
@@ -486,5 +510,7 @@ def normalize_backward(
         d_residual=d_residual,
         branch=branch,
     )
-    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))
+    outputs = (*(out or ROW_BACKWARD.no_outputs), workspace)
+    if not (sums is correction is count is None):
+        return given_backward(scalars, inputs, (sums, correction, count), outputs)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

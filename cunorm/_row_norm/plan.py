@@ -25,10 +25,16 @@ from cunorm._core.plan import (
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, optional_dtype
 from cunorm._row_norm import cpu_launches, launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
-from cunorm._row_norm.kernels import TABLE, BackwardTypes, ForwardTypes
+from cunorm._row_norm.kernels import PARAMETERS, TABLE, BackwardTypes, ForwardTypes
 from cunorm._row_norm.modulation import Segments
-from cunorm._row_norm.row_kernel import PARAMETERS, RowKernel
-from cunorm._row_norm.spec import CHECKS, RowBackwardSpec, RowForwardSpec, RowNormSpec
+from cunorm._row_norm.row_kernel import RowKernel
+from cunorm._row_norm.spec import (
+    CHECKS,
+    RowBackwardSpec,
+    RowForwardSpec,
+    RowNormSpec,
+    check_mean,
+)
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
 
@@ -39,36 +45,49 @@ def plan_forward(
     types_of = kernel_type.forward_types
     inputs, given = by_name(types_of, specs)
     x, dtypes = present(inputs["x"]), spec.result_dtypes(dtypes_of(inputs | given))
-    compute = compute_type(x.dtype, dtypes.get("residual_out"))
-    geometry = _geometry(spec, x, compute)
+    compute = compute_type(x.dtype, dtypes.get("residual_out") or _rstd_dtype(inputs))
+    geometry = geometry_of(spec, x, compute)
     spec.check_options(inputs)
     check_inputs(spec.function, types_of, inputs, geometry)
     _check_given(spec, inputs, given)
     results, outputs = check_results(spec, types_of, inputs, given, geometry)
     operands, numbers = inputs | results, spec.numbers(geometry.rows.width)
-    formula = spec.formula(inputs, x.dtype, compute)
+    formula = spec.formula(inputs, spec.rounding_dtype(x.dtype), compute)
     types = types_of.from_specs(
         operands, compute, formula=formula, **spec.build_fields(dtypes_of(operands))
     )
-    parameters = {name: inputs[name] for name in PARAMETERS}
+    parameters = {name: inputs.get(name) for name in PARAMETERS}
     kernel = kernel_type(
         types, geometry, operands, numbers, function=spec.function, given=parameters
     )
+    bound = partial(workspace_bound, geometry, 0, None)
+    return kernel.plan(inputs, outputs, lower, bound, *_sharing(spec, inputs, results))
+
+
+def _rstd_dtype(inputs: Specs) -> DType | None:
+    """Return the dtype of given statistics, which have the compute type."""
+    return optional_dtype(inputs.get("rstd"))
+
+
+def _sharing(
+    spec: RowForwardSpec, inputs: Specs, results: Specs
+) -> tuple[Aliases, SharedOutputs]:
+    """Return which inputs' memory the results may have, and whether x is returned as the stream."""
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
     # x itself is returned as the stream.
     has_stream = spec.streams or spec.residual_dtype is not None
-    keeps_x = has_stream and results["residual_out"] is None
-    slot_of = [*operands].index
-    x_slot, stream_slot = slot_of("x"), slot_of("residual_out")
-    of_y = tuple(slot for slot in range(len(inputs)) if slot != x_slot or not keeps_x)
-    aliases: Aliases = {slot_of("y"): of_y, stream_slot: (x_slot, slot_of("residual"))}
-    shared = ((stream_slot, x_slot),) if keeps_x else ()
-    bound = partial(workspace_bound, geometry, 0, None)
-    return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
+    slots, aliases = {name: slot for slot, name in enumerate((*inputs, *results))}, {}
+    x, keeps_x = slots["x"], has_stream and results.get("residual_out") is None
+    if "y" in slots:
+        aliases[slots["y"]] = tuple(n for n in range(len(inputs)) if n != x or not keeps_x)
+    if "residual_out" not in slots:
+        return aliases, ()
+    stream = slots["residual_out"]
+    return aliases | {stream: (x, slots["residual"])}, ((stream, x),) if keeps_x else ()
 
 
-def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
+def geometry_of(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
     is_branch, block = spec.gate_position == "branch", getattr(spec, "block", None)
     return row_geometry(
         spec.function, x, compute, spec.axis, spec.groups, branch_gate=is_branch, block=block
@@ -77,46 +96,43 @@ def _geometry(spec: RowNormSpec, x: TensorSpec, compute: DType) -> Geometry:
 
 def _check_given(spec: RowForwardSpec, inputs: Specs, given: Specs) -> None:
     """Check that a forward computes all given results, and check their dtypes."""
-    function, stream = spec.function, spec.residual_dtype or optional_dtype(inputs["residual"])
-    if not spec.center:
-        mean = given.get("mean")
-        validate.absent(function, "out.mean", mean, "without center there is no mean")
+    function, residual_out = spec.function, given.get("residual_out")
+    stream = spec.residual_dtype or optional_dtype(inputs.get("residual"))
+    for name in ("mean", "correction") if not spec.center else ():
+        reason = "without center there is no mean"
+        validate.absent(function, f"out.{name}", given.get(name), reason)
     if spec.streams is None:
-        validate.absent(function, "out.residual", given["residual_out"], "there is no residual")
+        validate.absent(function, "out.residual", residual_out, "there is no residual")
     spec.check_given(inputs, given)
-    of_stream = ("the new residual stream", stream, "out.residual", given["residual_out"])
+    of_stream = ("the new residual stream", stream, "out.residual", residual_out)
     validate.agreed_dtype(function, *of_stream)
 
 
-def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
+def plan_backward(
+    spec: RowBackwardSpec, specs: OptionalSpecs, types_of: type[BackwardTypes] = BackwardTypes
+) -> Plan:
     function = spec.function
-    inputs, given = by_name(BackwardTypes, specs)
+    inputs, given = by_name(types_of, specs)
     x = present(inputs["x"])
     x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
     compute = compute_type(x.dtype, x_dtype)
-    geometry = _geometry(spec, x, compute)
+    geometry = geometry_of(spec, x, compute)
     spec.check_options(inputs)
-    if not spec.center:
-        validate.absent(function, "mean", inputs["mean"], "center is False")
-    elif inputs["mean"] is None:
-        raise ValueError(
-            f"{function}: mean is None, expected the mean that the forward returned, as rows are "
-            "centred"
-        )
-    check_inputs(function, BackwardTypes, inputs, geometry)
+    check_mean(spec, inputs)
+    check_inputs(function, types_of, inputs, geometry)
     _check_branch(spec, inputs)
-    check_gradients(spec, BackwardTypes, inputs, given)
+    check_gradients(spec, types_of, inputs, given)
     validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
-    results, outputs = check_results(spec, BackwardTypes, inputs, given, geometry)
+    results, outputs = check_results(spec, types_of, inputs, given, geometry)
     reads = _read_inputs(spec, inputs, results)
     operands = reads | results
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
         formula = formula._replace(rounded=None)  # only dweight and a post-gate's dgate round k * r
     formula = formula._replace(center=reads["mean"] is not None)
-    types = BackwardTypes.from_specs(operands, compute, formula=formula)
-    numbers = (spec.k(geometry.rows.width), spec.weight_offset)
+    types = types_of.from_specs(operands, compute, formula=formula)
+    numbers = spec.numbers(geometry.rows.width)
     kernel = RowKernel(
         *(types, geometry, operands, numbers),
         function=function,
@@ -133,7 +149,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     elif results["dresidual"] is None:
         shared = ((dresidual, dx),)
     bound = partial(workspace_bound, geometry, kernel.params.outputs, kernel.segments)
-    return kernel.plan(inputs, outputs, _lower, bound, aliases, shared)
+    return kernel.plan(inputs, outputs, lower, bound, aliases, shared)
 
 
 def _check_branch(spec: RowBackwardSpec, inputs: Specs) -> None:
@@ -153,7 +169,7 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
 
     The names are those of the formulas of `cunorm.normalize_backward`. dbias needs dy and, if it is
     a post-gate, the gate. Every other gradient needs dy, r and any gate. r needs the inputs that
-    are not in `is_read`: x, rstd and the mean.
+    are not in `is_read`: x, rstd, the mean and its correction.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     branch_gate = spec.gate_position == "branch"
@@ -168,6 +184,8 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
         "branch": dgate,
         "weight": needs_dp or needs_n,
         "bias": needs_n,
+        "sum_dr": needs_dp,
+        "sum_r_dr": needs_dp,
     }
     return {name: one if is_read.get(name, needs_r) else None for name, one in inputs.items()}
 
@@ -191,7 +209,7 @@ def workspace_bound(
     return parameters * parts * rows.sums_pitch(twice=True) * geometry.compute.itemsize
 
 
-def _lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
+def lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
     """Plan a call's launches; `sizes` of the result says what another number of rows changes."""
     types, params, shape, segments = kernel.types, kernel.params, kernel.shape, kernel.segments
     outputs, count, is_cpu = params.outputs, segments and segments.number, isinstance(caps, CpuCaps)

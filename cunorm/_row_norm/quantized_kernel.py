@@ -39,11 +39,6 @@ class QuantizedTypes(ForwardTypes):
     writes_y: bool = False
 
     @classmethod
-    def lines(cls) -> tuple[str, ...]:
-        """Leave out q: a row has the team of a norm without q, so y has the same bits."""
-        return tuple(name for name in super().lines() if name != "q")
-
-    @classmethod
     def from_specs(cls, operands: Specs, compute: DType, **scalars: Any) -> "QuantizedTypes":
         y, rounded_y = operands["y"], scalars.pop("rounded_y")
         types = super().from_specs(operands, compute, **scalars)

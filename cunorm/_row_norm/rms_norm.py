@@ -9,7 +9,8 @@ from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
-from cunorm.results import AddNorm, NormForward, NormGrads
+from cunorm._row_norm.split import given_backward, given_norm
+from cunorm.results import AddNorm, NormForward, NormGrads, Sums
 
 
 def rms_norm(
@@ -25,6 +26,7 @@ def rms_norm(
     gate: SupportsDLPack | None = None,
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
+    rstd: SupportsDLPack | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -41,7 +43,7 @@ def rms_norm(
     ----------
     x, weight, bias : array
     axis, groups, weight_offset, round_before_weight : optional
-    gate, gate_activation, gate_position, dtype, out : optional
+    gate, gate_activation, gate_position, rstd, dtype, out : optional
         As for `normalize`; weight and bias are optional, and bias is given by keyword.
     eps : float, optional
         As for `normalize`. PyTorch's default is the machine epsilon of the type in which it
@@ -81,6 +83,9 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
+    if rstd is not None:
+        given = (x, weight, bias, gate, None, rstd, None, out)
+        return given_norm(scalars, given)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -205,6 +210,8 @@ def rms_norm_backward(
     branch: SupportsDLPack | None = None,
     x_dtype: DTypeLike | None = None,
     needs: Needs = NEEDS,
+    sums: Sums[SupportsDLPack | None] | None = None,
+    count: int | None = None,
     out: NormGrads[SupportsDLPack | None] | None = None,
     workspace: SupportsDLPack | None = None,
     accumulate: bool = False,
@@ -225,7 +232,7 @@ def rms_norm_backward(
     ----------
     dy, x, weight, bias, rstd, d_residual, branch : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
-    gate_position, x_dtype, needs, out, workspace, accumulate : optional
+    gate_position, x_dtype, needs, sums, count, out, workspace, accumulate : optional
         As for `normalize_backward`; weight, bias, d_residual and branch are optional.
 
     Examples
@@ -252,5 +259,7 @@ def rms_norm_backward(
         d_residual=d_residual,
         branch=branch,
     )
-    arrays = (*inputs, *(out or ROW_BACKWARD.no_outputs), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, scalars, arrays))
+    outputs = (*(out or ROW_BACKWARD.no_outputs), workspace)
+    if not (sums is count is None):
+        return given_backward(scalars, inputs, (sums, None, count), outputs)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

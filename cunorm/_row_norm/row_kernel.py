@@ -5,15 +5,14 @@ from dataclasses import replace
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.kernel import Kernel
-from cunorm._core.operands import Kind, Specs, names_of, type_macros
+from cunorm._core.operands import Kind, Specs, type_macros
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import SINGLE_ROW, RowLayout, optional_dtype
 from cunorm._row_norm.geometry import Geometry, RowShape
-from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
+from cunorm._row_norm.kernels import PARAMETERS, BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
 
-PARAMETERS = ("weight", "bias")
 _GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
 
 
@@ -37,19 +36,21 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         self.own: tuple[str, ...] = ()  # the gradients of parameters that the row's kernel writes
         row = geometry.shape_of(Kind.PARAMETER)
         self.has_rows = any(spec.shape != row for spec in given.values() if spec)
+        known = dict.fromkeys((*types.lines(), *PARAMETERS)) | operands  # None for others
         if isinstance(types, BackwardTypes):
-            types = self._with_segments(function, types, geometry, operands, given)
+            types = self._with_segments(function, types, geometry, known, given)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
+        self._gate = known["gate"]
         # The layouts of operands in the base of `struct Arguments`.
         self.base_layouts = {"branch": self.layouts.pop("branch", SINGLE_ROW)}
         self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]  # fields by name
         if isinstance(types, BackwardTypes) and types.dgate_sums:
-            scalar = geometry.is_scalar(operands["gate"])
-            dgate = optional_dtype(operands["dgate"])
+            scalar = geometry.is_scalar(known["gate"])
+            dgate = optional_dtype(known["dgate"])
             self.params = self.params._replace(dgate=dgate, scalar_gate=scalar)
         if self.has_rows:
             self.parameter_layouts = {
-                name: geometry.layout_of_input(operands[name]) for name in PARAMETERS
+                name: geometry.layout_of_input(known[name]) for name in PARAMETERS
             }
 
     def _with_segments(
@@ -69,7 +70,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         if is_wanted and not geometry.is_of_row(gate):
             types = replace(types, dgate=None, dgate_sums=dgate is not None)
         of_row = [f"d{name}" for name in self.segments.of_row]
-        self.own = tuple(name for name in of_row if operands[name] is not None)
+        self.own = tuple(name for name in of_row if operands.get(name) is not None)
         own = {f"own_{name}": optional_dtype(operands[name]) for name in self.own}
         own |= {"branch": optional_dtype(branch)}
         return replace(types, **dict.fromkeys(self.own, False), **own)  # type: ignore[arg-type]  # fields by name
@@ -81,7 +82,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             axes = self.layouts["gate"].axes
             found = [
                 ("BRANCH_GATE", "true"),
-                ("SCALAR_GATE", cuda_bool(self.geometry.is_scalar(self._operands["gate"]))),
+                ("SCALAR_GATE", cuda_bool(self.geometry.is_scalar(self._gate))),
                 ("GATE_AXES", "3" if is_cpu else str(axes)),
             ]
         if self.has_rows:
@@ -164,10 +165,9 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
     def access(self, alignments: Alignments) -> int:
-        parameters = names_of(self.types.inputs, Kind.PARAMETER)
-        strides: dict[str, tuple[int, ...]] = dict.fromkeys((*parameters, *self.own), ())
+        strides: dict[str, tuple[int, ...]] = dict.fromkeys((*PARAMETERS, *self.own), ())
         layouts = self.layouts | self.parameter_layouts | self.base_layouts
-        if self.geometry.is_scalar(self._operands["gate"]):
+        if self.geometry.is_scalar(self._gate):
             layouts = {n: one for n, one in layouts.items() if n not in ("gate", "dgate")}
         strides |= {name: RowLayout(*layout).strides for name, layout in layouts.items()}
         return self.access_to(self.geometry.rows.width, strides, alignments)

@@ -46,7 +46,7 @@ class RowNormSpec:
 
     def formula(self, operands: Specs, x_dtype: DType, compute: DType) -> Formula:
         """Return the formula of a build for the operands that are present."""
-        gate, weight = operands["gate"] is not None, operands["weight"] is not None
+        gate, weight = operands["gate"] is not None, operands.get("weight") is not None
         return Formula(
             center=self.center,
             activation=self.gate_activation if gate else "identity",
@@ -97,11 +97,12 @@ class RowForwardSpec(RowNormSpec):
         y has the given array's dtype, else the spec's, else x's (promoted with weight's if rows are
         rounded before weight). The stream has the spec's, else residual's, else the given array's.
         """
-        x, residual = present(dtypes["x"]), dtypes["residual"]
-        stream = self.residual_dtype or residual or dtypes["residual_out"]
+        x, residual = present(dtypes["x"]), dtypes.get("residual")
+        stream = self.residual_dtype or residual or dtypes.get("residual_out")
         is_gated = self.gate_position == "branch"
         stream = x if is_gated and stream is None else stream
-        results = {"y": dtypes["y"] or self.dtype or self.own_dtype(x, dtypes["weight"])}
+        own = self.own_dtype(x, dtypes.get("weight"))
+        results = {"y": dtypes.get("y") or self.dtype or own}
         if stream is not None and (residual is not None or is_gated or stream is not x):
             results["residual_out"] = stream
         if self.saves:
@@ -135,6 +136,10 @@ class RowForwardSpec(RowNormSpec):
         is_tuple = self.saves or self.streams
         return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
+    def rounding_dtype(self, x: DType) -> DType:
+        """Return the dtype to which rows are rounded before weight, if they are."""
+        return x
+
     def numbers(self, width: int) -> tuple[float, ...]:
         """Return the numbers in the kernel's arguments."""
         return (self.k(width), self.mean_eps(width), self.weight_offset)
@@ -152,6 +157,10 @@ class RowBackwardSpec(RowNormSpec):
 
     output_names = tuple(f"out.{name}" for name in NormGrads._fields)
 
+    def numbers(self, width: int) -> tuple[float, ...]:
+        """Return the numbers in the kernel's arguments."""
+        return (self.k(width), self.weight_offset)
+
     def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
         """Return the dtypes of the gradients that are written.
 
@@ -168,6 +177,18 @@ class RowBackwardSpec(RowNormSpec):
         if "x" in self.needs and are_two:
             results["dresidual"] = x
         return results
+
+
+def check_mean(spec: RowNormSpec, inputs: Specs) -> None:
+    """Check that the mean, and its correction, are given if rows are centred, and only then."""
+    if spec.center and inputs["mean"] is None:
+        raise ValueError(
+            f"{spec.function}: mean is None, expected the mean that the forward returned, as rows "
+            "are centred"
+        )
+    for name in ("mean", "correction", "sum_dr") if not spec.center else ():
+        argument = f"sums.{name}" if name == "sum_dr" else name
+        validate.absent(spec.function, argument, inputs.get(name), "center is False")
 
 
 class RowOptions(NamedTuple):

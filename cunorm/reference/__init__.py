@@ -38,11 +38,13 @@ from cunorm.reference.named import (
 )
 from cunorm.reference.quantized import dequantize, quantize
 from cunorm.reference.rows import round_to
+from cunorm.reference.split import combine_moments, normalize_backward_sums, row_moments
 
 __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "combine_moments",
     "dequantize",
     "group_norm",
     "group_norm_backward",
@@ -56,10 +58,12 @@ __all__ = [
     "layer_norm_forward",
     "normalize",
     "normalize_backward",
+    "normalize_backward_sums",
     "normalize_forward",
     "quantize",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
     "round_to",
+    "row_moments",
 ]

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from cunorm.reference import rows
 from cunorm.reference.activations import ACTIVATIONS
 from cunorm.reference.rows import Array, Float64
-from cunorm.results import NormForward, NormGrads
+from cunorm.results import NormForward, NormGrads, Sums
 
 
 class Options(TypedDict, total=False):
@@ -31,6 +31,10 @@ class Options(TypedDict, total=False):
     gate: Array | None
     gate_activation: str
     gate_position: str
+    mean: Array | None
+    rstd: Array | None
+    correction: Array | None
+    count: int | None
 
 
 class BackwardOptions(Options, total=False):
@@ -40,6 +44,7 @@ class BackwardOptions(Options, total=False):
     branch: Array | None
     x_dtype: DTypeLike | None
     needs: Collection[str]
+    sums: Sums[Array] | None
 
 
 @np.errstate(all="ignore")
@@ -60,13 +65,19 @@ def normalize_forward(
     gate: Array | None = None,
     gate_activation: str = "silu",
     gate_position: str = "post",
+    mean: Array | None = None,
+    rstd: Array | None = None,
+    correction: Array | None = None,
+    count: int | None = None,
+    x_dtype: DTypeLike | None = None,
 ) -> NormForward[Array]:
     """Normalise each row, and return what the backward needs.
 
     weight and bias have the row's shape, with or without leading axes that are x's or 1. With the
     gate position "branch", the result's residual is x * g(gate), plus residual if there is one; the
     gate then broadcasts as weight does, and the axes of its row may all be 1. round_before_weight
-    rounds k * r to x's dtype, also without a weight. Groups need axis -1. y, mean and rstd are
+    rounds k * r to x_dtype, by default x's dtype, also without a weight. Groups need axis -1. Given
+    statistics, rstd and with center mean and correction, are those of rows of `count` elements. y, mean and rstd are
     float64; the result's residual is None if there is neither a residual argument nor such a gate.
 
     >>> import numpy as np
@@ -77,16 +88,19 @@ def normalize_forward(
     >>> reference.normalize_forward(x, c=1, eps=0.0, gate=x, gate_activation="relu").y
     array([[ 1.8, -0. ]])
     """
-    of_branch, before, after = _gate_factors(gate, gate_activation, gate_position)
+    of_branch, before, after = gate_factors(gate, gate_activation, gate_position)
     residual_out = rows.residual_stream(x, residual, residual_dtype, of_branch)
     s = rows.as_float64(x if residual_out is None else residual_out)
 
     p = rows.as_rows(s * before, axis, groups)
-    mean, q = rows.centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
-    rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
-    kr = (_k(c, q) * (q * rstd)).reshape(x.shape)
+    if rstd is None:
+        mean, q = rows.centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
+        rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
+    else:
+        q, rstd = rows.less_mean(p, mean, correction), rows.per_row(rstd, groups)
+    kr = (_k(c, q, count) * (q * rstd)).reshape(x.shape)
     if round_before_weight:
-        kr = rows.round_to(kr, x.dtype).astype(np.float64)
+        kr = rows.round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
     y = _affine(kr, weight, weight_offset, bias) * after
 
     shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
@@ -116,6 +130,9 @@ def normalize_backward(
     gate_position: str = "post",
     x_dtype: DTypeLike | None = None,
     needs: Collection[str] = ("x", "weight", "bias", "gate"),
+    sums: Sums[Array] | None = None,
+    correction: Array | None = None,
+    count: int | None = None,
 ) -> NormGrads[Array]:
     """Differentiate `normalize_forward`, exactly for any eps, because rstd contains eps.
 
@@ -123,6 +140,9 @@ def normalize_backward(
     dtype of the forward's x. round_before_weight rounds k * r to x_dtype, by default x's dtype:
     dweight and n use the rounded value, and dr ignores the rounding. A rounded mean is
     corrected by the mean of p - mean. An absent operand in `needs` gives None.
+
+    Given sums are those of `normalize_backward_sums` over whole rows of `count` elements. Then the
+    mean is not corrected by that of p - mean: `correction` is added to it.
 
     dweight, dbias and a branch's dgate have the operand's shape. With the gate position "branch",
     `branch` is the forward's x; it is needed for dgate only.
@@ -136,20 +156,28 @@ def normalize_backward(
     """
     if center and mean is None:
         raise ValueError("normalize_backward: mean is None, but center=True needs it")
-    of_branch, before, after = _gate_factors(gate, gate_activation, gate_position)
+    of_branch, before, after = gate_factors(gate, gate_activation, gate_position)
     s, row_rstd = rows.as_float64(x), rows.per_row(rstd, groups)
     p = rows.as_rows(s * before, axis, groups)
-    q = p if mean is None or not center else rows.centered(p, rows.per_row(mean, groups))[1]
+    if sums is not None or mean is None or not center:
+        q = rows.less_mean(p, mean, correction)
+    else:
+        q = rows.centered(p, rows.per_row(mean, groups))[1]
     r = q * row_rstd
-    k = _k(c, q)
+    k = _k(c, q, count)
     kr = (k * r).reshape(x.shape)
     if round_before_weight:
         kr = rows.round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
 
     dn = rows.as_float64(dy) * after
-    dr = rows.as_rows(k * dn * _factor(weight, weight_offset), axis, groups)
-    dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
-    dp = (dq - dq.mean(axis=-1, keepdims=True) if center else dq).reshape(x.shape)
+    dr = rows.as_rows(k * dn * weight_factor(weight, weight_offset), axis, groups)
+    if sums is None:
+        dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
+        dp = (dq - dq.mean(axis=-1, keepdims=True) if center else dq).reshape(x.shape)
+    else:
+        d = q.shape[-1] if count is None else count
+        means = [0.0 if one is None else k * rows.per_row(one, groups) / d for one in sums]
+        dp = (row_rstd * (dr - r * means[1] - means[0])).reshape(x.shape)
     ds = dp * before
     if d_residual is not None:
         ds = ds + rows.as_float64(d_residual)
@@ -172,7 +200,7 @@ def normalize_backward(
     return NormGrads(**grads)
 
 
-def _gate_factors(
+def gate_factors(
     gate: Array | None, activation: str, position: str
 ) -> tuple[Float64 | None, Float64 | float, Float64 | float]:
     """Return the gate's factors of the branch, of rows before the norm and after it.
@@ -193,14 +221,14 @@ def _of_branch(ds: Float64, branch: Array | None, shape: tuple[int, ...]) -> Flo
     return rows.sum_to(ds * rows.as_float64(branch), shape)
 
 
-def _factor(weight: Array | None, offset: float) -> Float64 | float:
+def weight_factor(weight: Array | None, offset: float) -> Float64 | float:
     return 1.0 if weight is None else rows.as_float64(weight) + offset
 
 
 def _affine(kr: Float64, weight: Array | None, offset: float, bias: Array | None) -> Float64:
-    n = kr * _factor(weight, offset)
+    n = kr * weight_factor(weight, offset)
     return n if bias is None else n + rows.as_float64(bias)
 
 
-def _k(c: float | None, s: Float64) -> float:
-    return 1.0 if c is None else c / math.sqrt(s.shape[-1])
+def _k(c: float | None, s: Float64, count: int | None) -> float:
+    return 1.0 if c is None else c / math.sqrt(s.shape[-1] if count is None else count)

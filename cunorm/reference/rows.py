@@ -77,6 +77,14 @@ def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
     return mean + correction, t - correction
 
 
+def less_mean(p: Float64, mean: Array | None, correction: Array | None) -> Float64:
+    """Return p less the mean of its rows and groups, which is given as a sum of two numbers."""
+    for one in (mean, correction):
+        if one is not None:
+            p = p - per_row(one, p.shape[1])
+    return p
+
+
 def sum_to(terms: Float64, shape: tuple[int, ...]) -> Float64:
     """Sum over the axes that broadcasting `shape` to the terms' shape repeats.
 
