@@ -84,7 +84,20 @@ _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTens
 
 
 def is_wrapper(kind: type) -> bool:
-    return issubclass(kind, _WRAPPERS) or (kind.__module__, kind.__name__) == _COLLECTIVE
+    return issubclass(kind, _WRAPPERS) or is_collective(kind)
+
+
+def is_collective(kind: type) -> bool:
+    """Return whether tensors of a type are results of collectives that may still be running."""
+    return (kind.__module__, kind.__name__) == _COLLECTIVE
+
+
+def wait(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor; if it is the result of a collective, wait for it."""
+    if tensor is None or not is_collective(type(tensor)):
+        return tensor
+    found: Tensor = tensor.wait()  # type: ignore[attr-defined]
+    return found
 
 
 # --- autograd and torch.compile -------------------------------------------------------------------

@@ -3,7 +3,8 @@
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,6 +18,10 @@ from cunorm._row_norm.spec import forward_scalars, l2_scalars
 from cunorm.results import AddNorm
 from cunorm.torch._autograd import call, specialized
 from cunorm.torch._pair import GROUP, ROW
+from cunorm.torch._split import grouped_call
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def rms_norm(
@@ -33,6 +38,8 @@ def rms_norm(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
@@ -44,7 +51,8 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return _call(scalars, inputs, process_group, parameter_group)[0]
 
 
 def add_rms_norm(
@@ -63,6 +71,8 @@ def add_rms_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
@@ -78,7 +88,7 @@ def add_rms_norm(
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
-    return _add_norm(scalars, inputs)
+    return _add_norm(scalars, inputs, process_group, parameter_group)
 
 
 def l2_norm(
@@ -88,6 +98,7 @@ def l2_norm(
     axis: int = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
@@ -99,7 +110,7 @@ def l2_norm(
     tensor([[0.6000, 0.8000]])
     """
     scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
-    return call(ROW, scalars, forward_inputs(x))[0]
+    return _call(scalars, forward_inputs(x), process_group, None)[0]
 
 
 def layer_norm(
@@ -116,6 +127,8 @@ def layer_norm(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
@@ -128,7 +141,8 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
-    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return _call(scalars, inputs, process_group, parameter_group)[0]
 
 
 def add_layer_norm(
@@ -147,6 +161,8 @@ def add_layer_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
 
@@ -162,7 +178,7 @@ def add_layer_norm(
     scalars = forward_scalars(
         "add_layer_norm", options, eps, dtype, residual_dtype, center=True, streams=True
     )
-    return _add_norm(scalars, inputs)
+    return _add_norm(scalars, inputs, process_group, parameter_group)
 
 
 def normalize(
@@ -181,6 +197,8 @@ def normalize(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Scale each row of x to the length c, as `cunorm.normalize` does.
 
@@ -195,7 +213,8 @@ def normalize(
     scalars = forward_scalars(
         "normalize", options, eps, dtype, center=center, c=typed_key(specialized(c))
     )
-    return call(ROW, scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return _call(scalars, inputs, process_group, parameter_group)[0]
 
 
 def add_normalize(
@@ -216,6 +235,8 @@ def add_normalize(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    process_group: ProcessGroup | None = None,
+    parameter_group: ProcessGroup | None = None,
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
 
@@ -232,11 +253,22 @@ def add_normalize(
     scalars = forward_scalars(
         "add_normalize", options, eps, dtype, residual_dtype, center=center, c=key, streams=True
     )
-    return _add_norm(scalars, inputs)
+    return _add_norm(scalars, inputs, process_group, parameter_group)
 
 
-def _add_norm(scalars: tuple[Any, ...], inputs: tuple[Any, ...]) -> AddNorm[Tensor]:
-    y, stream, *_ = call(ROW, scalars, inputs)
+def _call(
+    scalars: tuple[Any, ...], inputs: tuple[Any, ...], process_group: Any, parameter_group: Any
+) -> Sequence[Any]:
+    """Return the results of a row norm, of which groups of processes may share the rows."""
+    if process_group is parameter_group is None:
+        return call(ROW, scalars, inputs)
+    return grouped_call(scalars, inputs, process_group, parameter_group)
+
+
+def _add_norm(
+    scalars: tuple[Any, ...], inputs: tuple[Any, ...], *groups: ProcessGroup | None
+) -> AddNorm[Tensor]:
+    y, stream, *_ = _call(scalars, inputs, *groups)
     return AddNorm(y, inputs[0] if stream is None else stream)
 
 

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: MIT
+"""Row norms of which the processes of a group have parts of the rows, and sums over a group.
+
+Forward, each process sends the moments of its parts of the rows, and the number of their elements;
+backward, the sums that the gradient of x needs. Every process combines what all have sent in the
+order of their ranks, so all have the same bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from cunorm._arrays._torch_private import (
+    count_modes,
+    is_collective,
+    is_tracing,
+    is_transforming,
+    wait,
+)
+from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
+from cunorm._core.dtypes import DType, parse_dtype
+from cunorm._core.memo import memoize
+from cunorm._core.plan import OpSpec
+from cunorm._core.tensor import Device, TensorSpec
+from cunorm._core.validate import describe_type
+from cunorm._dispatch import dispatch_spec, parse
+from cunorm._row_norm.plan import ROW_FORWARD
+from cunorm._row_norm.spec import GATE_DEFAULTS, RowBackwardSpec, RowForwardSpec
+from cunorm._row_norm.split_plan import (
+    COMBINE_MOMENTS,
+    ROW_GIVEN,
+    ROW_GIVEN_SUMS,
+    ROW_MOMENTS,
+    ROW_SUMS,
+)
+from cunorm._row_norm.split_spec import (
+    CombineSpec,
+    RowGivenSpec,
+    RowGivenSumsSpec,
+    RowMomentsSpec,
+    RowSumsSpec,
+)
+from cunorm.torch._autograd import call, check_tensors, refuse_tangents
+from cunorm.torch._pair import ROW, Context, Operand, Tensors, saving
+
+_HEADER = 2  # numbers in front of a message: the elements of a row's part, and the rows
+
+
+def grouped_call(
+    scalars: tuple[Any, ...], arrays: Tensors, process_group: Any, parameter_group: Any
+) -> Sequence[Operand]:
+    """Return y and the new stream, or None; at least one group is given."""
+    function = scalars[0]
+    _refuse_modes(function)
+    x, weight, bias, *others = arrays
+    if parameter_group is not None:
+        check_group(function, "parameter_group", parameter_group)
+        weight, bias = _SummedGradients.apply(parameter_group, weight, bias)
+    arrays = (x, weight, bias, *others)
+    if process_group is not None:
+        check_group(function, "process_group", process_group)
+        if dist.get_world_size(process_group) > 1:
+            return _split_call(scalars, arrays, process_group)
+    return call(ROW, scalars, arrays)
+
+
+# torch.compile breaks its graph here: it cannot trace the calls of the kernels.
+grouped_call._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _refuse_modes(function: str) -> None:
+    if is_transforming() or count_modes() or is_tracing():
+        raise RuntimeError(
+            f"{function}: process_group or parameter_group is given under a transform of torch.func, "
+            "a mode or a tracer of torch, expected plain calls"
+        )
+
+
+def check_group(function: str, argument: str, group: object) -> None:
+    """Check a group of processes of which this process is one."""
+    expected = "expected a torch.distributed.ProcessGroup"
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        got = describe_type(type(group))
+        hint = ": pass its get_group()" if hasattr(group, "get_group") else ""
+        raise TypeError(f"{function}: {argument} is {got}, {expected}{hint}")
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"{function}: {argument} does not have this process, {expected} that has it"
+        )
+
+
+def _split_call(scalars: tuple[Any, ...], arrays: Tensors, group: Any) -> Sequence[Operand]:
+    """Return y and the new stream, or None, of rows of which the group's processes have parts."""
+    function = scalars[0]
+    if not all(array is None or is_collective(type(array)) for array in arrays):
+        refuse_tangents(function, ROW_FORWARD.inputs, arrays)
+        check_tensors(function, ROW_FORWARD.inputs, arrays)
+    for name, array in zip(ROW_FORWARD.inputs, arrays, strict=True):
+        kind = type(array)
+        if not (array is None or kind in PLAIN_TYPES or is_collective(kind)):
+            got = describe_type(kind)
+            raise TypeError(
+                f"{function}: {name} is {got}, expected a plain torch.Tensor with process_group"
+            )
+    spec = saving(parse(ROW_FORWARD, scalars))
+    if spec.groups != 1:
+        raise ValueError(
+            f"{function}: groups is {spec.groups}, expected 1 with process_group: leave out "
+            "process_group if each process has whole groups"
+        )
+    outputs: Sequence[Operand] = _SplitNorm.apply(group, spec, *arrays)
+    return outputs
+
+
+class _SplitNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Context, group: Any, spec: RowForwardSpec, *arrays: Operand
+    ) -> tuple[Operand, Operand]:
+        wanted = ctx.needs_input_grad[2:]
+        arrays = tuple(map(wait, arrays))
+        x, weight, bias, gate, residual = arrays
+        y_dtype = _y_dtype(spec, *map(_key, arrays))
+        is_branch, x_dtype = spec.gate_position == "branch", parse_dtype("", "x", x.dtype)
+        of_moments = None if spec.gate_position == "post" else gate
+        message, counts, stream = _moments(group, spec, x, of_moments, residual)
+        total = _total(spec, counts)
+        rows = message.narrow(1, _HEADER, message.shape[1] - _HEADER)
+        statistics = _combined(spec, total, counts, rows, x.shape[: spec.axis])
+        own = gate if not is_branch else None
+        given = _given_spec(spec, y_dtype, x_dtype, total, own is not None)
+        operands = (x if stream is None else stream, weight, bias, own, *statistics, None, None)
+        (y,) = dispatch_spec(ROW_GIVEN, given, operands)
+        mean, rstd, ctx.correction = statistics
+        ctx.group, ctx.total = group, counts.sum() if total is None else total
+        if stream is not None and not ROW.has_stream_gradient(spec, wanted):
+            ctx.mark_non_differentiable(stream)
+        ROW.save(ctx, spec, wanted, arrays, (y, stream, mean, rstd))
+        return y, stream
+
+    @staticmethod
+    def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{ctx.spec.function}: a second derivative is asked for, expected first ones: "
+                "split rows (process_group) have no others"
+            )
+        gradients = wait(dy), wait(dresidual_out)
+        run = partial(_run_backward, ctx)
+        return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+def _key(array: Operand) -> Any:
+    return None if array is None else (array.shape, array.stride(), array.dtype, array.device)
+
+
+@memoize()
+def _y_dtype(spec: RowForwardSpec, *keys: Any) -> DType:
+    """Check the operands of a call, before anything is sent, and return the dtype of y."""
+    specs = []
+    for name, key in zip(ROW_FORWARD.inputs, keys, strict=True):
+        if key is None:
+            specs.append(None)
+            continue
+        shape, strides, dtype, device = key
+        where = Device(device.type, device.index or 0)
+        known = parse_dtype(spec.function, name, dtype)
+        specs.append(TensorSpec(tuple(shape), strides, known, where))
+    plan = ROW_FORWARD.plan(spec, (*specs, *ROW_FORWARD.no_outputs))
+    return next(one.spec.dtype for slot, one in enumerate(plan.outputs) if slot == 0)
+
+
+def _moments(
+    group: Any, spec: RowForwardSpec, x: Tensor, gate: Operand, residual: Operand
+) -> tuple[Tensor, Tensor, Operand]:
+    """Return the messages of all processes, each with a header, its counts, and the new stream."""
+    of_moments = _moments_spec(spec, gate is not None)
+    compute = _compute_dtype(spec, x, residual)
+    shape = x.shape[: spec.axis]
+    rows, columns = shape.numel(), 3 if spec.center else 1
+    message = torch.empty(_HEADER + columns * rows, dtype=compute, device=x.device)
+    message[:_HEADER].copy_(_header(x.shape[spec.axis :].numel(), rows, compute, x.device))
+    parts = [one.view(shape) for one in message[_HEADER:].view(columns, rows)]
+    mean, m2, correction = parts if spec.center else (None, *parts, None)
+    outputs = (mean, m2, correction, None)
+    *_, stream = dispatch_spec(ROW_MOMENTS, of_moments, (x, gate, residual, *outputs, None))
+    gathered = _all_gather(group, message)
+    if x.is_cpu:
+        _check_rows(spec.function, group, gathered[:, 1], rows)
+    return gathered, gathered[:, 0], None if stream is x else stream
+
+
+def _compute_dtype(spec: RowForwardSpec, x: Tensor, residual: Operand) -> torch.dtype:
+    stream = x if residual is None else residual
+    given = spec.residual_dtype
+    dtypes = (x.dtype, stream.dtype if given is None else TORCH_DTYPES[given])
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+@memoize()
+def _header(width: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor([width, rows], dtype=dtype, device=device)
+
+
+def _all_gather(group: Any, message: Tensor) -> Tensor:
+    """Return the messages of all processes, stacked in the order of their ranks."""
+    size = dist.get_world_size(group)
+    gathered = message.new_empty(size * message.numel())
+    dist.all_gather_into_tensor(gathered, message, group=group)
+    return gathered.view(size, -1)
+
+
+def _check_rows(function: str, group: Any, rows: Tensor, own: int) -> None:
+    """Check that all processes have equally many rows; a GPU's values would have to be awaited."""
+    for rank, found in enumerate(rows.tolist()):
+        if found != rows.new_tensor(own).item():
+            raise ValueError(
+                f"{function}: rank {rank} of process_group sent {found:g} rows, expected {own}, "
+                f"as this rank {dist.get_rank(group)} has"
+            )
+
+
+def _total(spec: RowForwardSpec, counts: Tensor) -> int | None:
+    """Return the number of elements of a whole row if a number of the call depends on it."""
+    if spec.c is None and not spec.eps_of_sum:
+        return None
+    return round(counts.sum(dtype=torch.float64).item())
+
+
+def _combined(
+    spec: RowForwardSpec, total: int | None, counts: Tensor, gathered: Tensor, shape: torch.Size
+) -> list[Operand]:
+    """Return the mean, rstd and correction of whole rows."""
+    parts = gathered.unflatten(1, (3 if spec.center else 1, *shape)).unbind(1)
+    mean, m2, correction = parts if spec.center else (None, *parts, None)
+    eps = spec.eps if total is None else spec.mean_eps(total)
+    of_all = _combine_spec(spec.function, eps)
+    outputs = COMBINE_MOMENTS.no_outputs
+    return dispatch_spec(COMBINE_MOMENTS, of_all, (m2, mean, correction, counts, *outputs, None))
+
+
+@memoize()
+def _combine_spec(function: str, eps: float) -> CombineSpec:
+    return CombineSpec(function, eps, None)
+
+
+def _values(spec: OpSpec, target: type, **own: object) -> Any:
+    """Return a spec of another type with the fields that both have, and others."""
+    names = [one.name for one in fields(target)]
+    return target(**{n: own[n] if n in own else getattr(spec, n) for n in names})
+
+
+@memoize()
+def _moments_spec(spec: RowForwardSpec, has_gate: bool) -> RowMomentsSpec:
+    gate = spec.gate_activation if has_gate else GATE_DEFAULTS["gate_activation"]
+    position = spec.gate_position if has_gate else "pre"
+    own = {"gate_activation": gate, "gate_position": position, "weight_offset": 0.0, "c": None}
+    found: RowMomentsSpec = _values(spec, RowMomentsSpec, **own, dtype=None, streams=False)
+    return found
+
+
+@memoize()
+def _given_spec(
+    spec: RowForwardSpec, dtype: DType, x_dtype: DType, total: int | None, has_gate: bool
+) -> RowGivenSpec:
+    own: dict[str, Any] = {"dtype": dtype, "x_dtype": x_dtype, "count": total}
+    own |= {"residual_dtype": None, "streams": None, "saves": False}
+    own |= {} if has_gate else GATE_DEFAULTS
+    found: RowGivenSpec = _values(spec, RowGivenSpec, **own)
+    return found
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tensors:
+    """Return the gradients; `arrays` are in the order of the backward of whole rows."""
+    dy, _, x, weight, _, gate, mean, rstd, _ = arrays
+    own = None if spec.gate_position == "branch" else gate
+    of_x = "x" in spec.needs or ("gate" in spec.needs and spec.gate_position != "post")
+    sums: list[Operand] = [None, rstd]  # nothing reads them if only parameters are wanted
+    total = ctx.total if isinstance(ctx.total, int) else 1
+    if of_x:
+        columns = 2 if spec.center else 1
+        message = torch.empty(columns, *rstd.shape, dtype=rstd.dtype, device=rstd.device)
+        outputs = message.unbind() if spec.center else (None, *message.unbind())
+        of_sums = _sums_spec(spec, own is not None)
+        operands = (dy, x, weight, own, mean, rstd, ctx.correction)
+        dispatch_spec(ROW_SUMS, of_sums, (*operands, *outputs, None))
+        gathered = _all_gather(ctx.group, message.view(-1))
+        added = gathered.sum(0).view(message.shape)
+        if isinstance(ctx.total, Tensor):
+            added /= ctx.total
+        sums = [*added.unbind()] if spec.center else [None, *added.unbind()]
+    given = _given_sums_spec(spec, total)
+    inputs = (*arrays, ctx.correction, *sums)
+    return dispatch_spec(ROW_GIVEN_SUMS, given, (*inputs, *ROW_GIVEN_SUMS.no_outputs, None))
+
+
+@memoize()
+def _sums_spec(spec: RowBackwardSpec, has_gate: bool) -> RowSumsSpec:
+    own = {"round_before_weight": False, "c": None} | ({} if has_gate else GATE_DEFAULTS)
+    found: RowSumsSpec = _values(spec, RowSumsSpec, **own)
+    return found
+
+
+@memoize()
+def _given_sums_spec(spec: RowBackwardSpec, count: int) -> RowGivenSumsSpec:
+    found: RowGivenSumsSpec = _values(spec, RowGivenSumsSpec, count=count)
+    return found
+
+
+# --- sums of parameters' gradients ----------------------------------------------------------------
+
+
+class _SummedGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, group: Any, *parameters: Operand) -> tuple[Operand, ...]:
+        ctx.group = group
+        return tuple(None if one is None else one.view_as(one) for one in parameters)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Context, *gradients: Operand) -> tuple[Operand, ...]:
+        """Add all gradients in one message; those of 16 bits are added in float32."""
+        wanted = [
+            (slot, one)
+            for slot, one in enumerate(gradients)
+            if one is not None and ctx.needs_input_grad[slot + 1]
+        ]
+        if not wanted:
+            return (None, *gradients)
+        dtypes = {one.dtype for _, one in wanted}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        message = torch.cat([wait(one).reshape(-1).to(dtype) for _, one in wanted])
+        dist.all_reduce(message, group=ctx.group)
+        parts = message.split([one.numel() for _, one in wanted])
+        found: list[Operand] = [None] * len(gradients)
+        for (slot, one), part in zip(wanted, parts, strict=True):
+            found[slot] = part.view(one.shape).to(one.dtype)
+        return (None, *found)
