@@ -24,9 +24,8 @@ from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL, backward_scalars, forward_scalars
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
 from cunorm._row_norm.geometry import row_geometry
-from cunorm._row_norm.kernels import TABLE
+from cunorm._row_norm.kernels import PARAMETERS, TABLE
 from cunorm._row_norm.plan import workspace_bound
-from cunorm._row_norm.row_kernel import PARAMETERS
 from cunorm._row_norm.spec import CHECKS, NEEDS
 from cunorm.results import GroupNormGrads
 

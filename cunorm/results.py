@@ -94,9 +94,10 @@ class Moments(NamedTuple, Generic[T_co]):
 
 
 class Statistics(NamedTuple, Generic[T_co]):
-    """The statistics of rows: the mean of p is mean + correction, rstd is 1 / sqrt(m2 / count + eps).
+    """The statistics of rows, with which `normalize` normalises them.
 
-    Without centering, mean and correction are None. ``**statistics._asdict()`` gives them to a norm.
+    rstd is 1 / sqrt(m2 / count + eps). The mean of p is mean + correction; without centering both
+    are None. ``**statistics._asdict()`` gives them to `normalize` and `layer_norm`.
     """
 
     mean: T_co | None = None

@@ -122,8 +122,7 @@ struct Operands : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
 };
 
 template <class B>
-struct Arguments : Operands<B>, Numbers<B> {
-};
+struct Arguments : Operands<B>, Numbers<B> {};
 
 #include "row_norm_backward_row.cuh"
 

@@ -143,8 +143,9 @@ class OpDef(Generic[SpecT]):
         self.name, self.input_slots, self.result_slots = name, input_slots, result_slots
         self.spec_type, self.plan, self.reference = spec_type, plan, reference
         self.parse: Callable[..., SpecT] = memoize(typed=True)(partial(_parsed, spec_type, checks))
-        # Calls read these attributes. `x` is the slot of x, whose library and device the
-        # outputs have, or that of the first input. `no_outputs` stands for the outputs in a call that gives none.
+        # Calls read these attributes. `x` is the slot of x or, without x, of the first input: its
+        # library and device the outputs have. `no_outputs` stands for the outputs in a call that
+        # gives none.
         self.inputs = tuple(slot.argument for slot in input_slots)
         self.outputs = tuple(slot.argument for slot in result_slots)
         self.kinds = tuple(slot.kind for slot in input_slots + result_slots)

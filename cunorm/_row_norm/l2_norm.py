@@ -51,7 +51,7 @@ def l2_norm(
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
     scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
-    if not (rstd is count is None):
+    if rstd is not None or count is not None:
         given = (x, None, None, None, None, rstd, None, out)
         return given_norm(scalars, given, count)
     return dispatch(ROW_FORWARD, scalars, forward_arrays(x, y=out))[0]
@@ -136,6 +136,6 @@ def l2_norm_backward(
     scalars = backward_scalars("l2_norm_backward", RowOptions(axis, groups), c=UNIT_LENGTH)
     inputs = backward_inputs(dy, x, rstd=rstd)
     outputs = (*(out or ROW_BACKWARD.no_outputs), None)
-    if not (sums is count is None):
+    if sums is not None or count is not None:
         return given_backward(scalars, inputs, (sums, None, count), outputs)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

@@ -162,7 +162,7 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
-    if not (mean is rstd is correction is count is None):
+    if mean is not None or rstd is not None or correction is not None or count is not None:
         given = (x, weight, bias, gate, mean, rstd, correction, out)
         return given_norm(scalars, given, count)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
@@ -511,6 +511,6 @@ def normalize_backward(
         branch=branch,
     )
     outputs = (*(out or ROW_BACKWARD.no_outputs), workspace)
-    if not (sums is correction is count is None):
+    if sums is not None or correction is not None or count is not None:
         return given_backward(scalars, inputs, (sums, correction, count), outputs)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

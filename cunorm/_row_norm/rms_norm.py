@@ -260,6 +260,6 @@ def rms_norm_backward(
         branch=branch,
     )
     outputs = (*(out or ROW_BACKWARD.no_outputs), workspace)
-    if not (sums is count is None):
+    if sums is not None or count is not None:
         return given_backward(scalars, inputs, (sums, None, count), outputs)
     return NormGrads(*dispatch(ROW_BACKWARD, scalars, (*inputs, *outputs)))

@@ -93,10 +93,10 @@ def plan_sums(spec: RowSumsSpec, specs: OptionalSpecs) -> Plan:
 
 
 def plan_combine(spec: CombineSpec, specs: OptionalSpecs) -> Plan:
-    inputs, given = by_name(_Combined, specs)
+    inputs, given = by_name(_Combined, specs)  # type: ignore[arg-type]  # it has the slots
     m2 = present(inputs["m2"])
     _check_parts(spec, inputs, m2)
-    results = {name: one for name, one in given.items()}
+    results = dict(given)
     dtypes, outputs = spec.result_dtypes(dtypes_of(inputs)), []
     for slot, (name, one) in enumerate(given.items(), len(inputs)):
         if name not in dtypes:
@@ -108,7 +108,8 @@ def plan_combine(spec: CombineSpec, specs: OptionalSpecs) -> Plan:
             results[name] = new = contiguous(m2.shape[1:], m2.dtype, m2.device)
             outputs.append(OutputSpec(slot, new))
     names = (*(f"moments.{name}" for name in _Combined.names), *spec.output_names)
-    validate.same_device(spec.function, m2, zip(names, (*inputs.values(), *given.values())))
+    arrays = (*inputs.values(), *given.values())
+    validate.same_device(spec.function, m2, zip(names, arrays, strict=True))
     copies = tuple(
         InputCopy(slot)
         for slot, (name, one) in enumerate(inputs.items())

@@ -31,6 +31,11 @@ class Options(TypedDict, total=False):
     gate: Array | None
     gate_activation: str
     gate_position: str
+
+
+class ForwardOptions(Options, total=False):
+    """Keyword arguments of `normalize_forward` that the named forwards pass on."""
+
     mean: Array | None
     rstd: Array | None
     correction: Array | None
@@ -45,6 +50,8 @@ class BackwardOptions(Options, total=False):
     x_dtype: DTypeLike | None
     needs: Collection[str]
     sums: Sums[Array] | None
+    correction: Array | None
+    count: int | None
 
 
 @np.errstate(all="ignore")
@@ -77,8 +84,9 @@ def normalize_forward(
     gate position "branch", the result's residual is x * g(gate), plus residual if there is one; the
     gate then broadcasts as weight does, and the axes of its row may all be 1. round_before_weight
     rounds k * r to x_dtype, by default x's dtype, also without a weight. Groups need axis -1. Given
-    statistics, rstd and with center mean and correction, are those of rows of `count` elements. y, mean and rstd are
-    float64; the result's residual is None if there is neither a residual argument nor such a gate.
+    statistics (rstd and, with center, mean and correction) are those of rows of `count` elements.
+    y, mean and rstd are float64; the result's residual is None if there is neither a residual
+    argument nor such a gate.
 
     >>> import numpy as np
     >>> from cunorm import reference
@@ -222,6 +230,7 @@ def _of_branch(ds: Float64, branch: Array | None, shape: tuple[int, ...]) -> Flo
 
 
 def weight_factor(weight: Array | None, offset: float) -> Float64 | float:
+    """Return weight + offset, or 1 without a weight."""
     return 1.0 if weight is None else rows.as_float64(weight) + offset
 
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cunorm.reference.generic import BackwardOptions, Options, normalize_backward, normalize_forward
+from cunorm.reference.generic import (
+    BackwardOptions,
+    ForwardOptions,
+    normalize_backward,
+    normalize_forward,
+)
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import AddNorm, NormForward, NormGrads
 
@@ -25,7 +30,7 @@ def rms_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> NormForward[Array]:
     """Divide each row by its root mean square: `normalize_forward` with its defaults."""
     return normalize_forward(
@@ -41,7 +46,7 @@ def layer_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> NormForward[Array]:
     """Centre each row and divide it by its deviation: `normalize_forward` with center."""
     inputs = x, weight, bias
@@ -61,7 +66,7 @@ def l2_norm_forward(
 ) -> NormForward[Array]:
     """Return y = x / sqrt(sum(x * x) + eps), with rstd = sqrt(d) / sqrt(sum(x * x) + eps)."""
     eps /= math.prod(x.shape[axis:]) // groups
-    options: Options = {"axis": axis, "groups": groups}
+    options: ForwardOptions = {"axis": axis, "groups": groups}
     return normalize_forward(
         x, residual=residual, residual_dtype=residual_dtype, c=1.0, eps=eps, **options
     )
@@ -109,7 +114,7 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> Float64:
     """Return y of `normalize_forward`."""
     return np.asarray(normalize_forward(x, weight, bias, c=c, center=center, eps=eps, **options).y)
@@ -121,7 +126,7 @@ def rms_norm(
     *,
     bias: Array | None = None,
     eps: float = 1e-6,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> Float64:
     """Return y of `rms_norm_forward`."""
     return np.asarray(rms_norm_forward(x, weight, bias=bias, eps=eps, **options).y)
@@ -133,7 +138,7 @@ def layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> Float64:
     """Return y of `layer_norm_forward`."""
     return np.asarray(layer_norm_forward(x, weight, bias, eps=eps, **options).y)
@@ -154,7 +159,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> AddNorm[Array]:
     """Return y and the new stream of `normalize_forward`; without a residual the stream is x."""
     inputs, dtype = (x, weight, bias), residual_dtype
@@ -175,7 +180,7 @@ def add_rms_norm(
     bias: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> AddNorm[Array]:
     """Return y and the new residual stream of `rms_norm_forward`."""
     inputs = x, residual, weight, bias
@@ -190,7 +195,7 @@ def add_layer_norm(
     *,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    **options: Unpack[Options],
+    **options: Unpack[ForwardOptions],
 ) -> AddNorm[Array]:
     """Return y and the new residual stream of `layer_norm_forward`."""
     return add_normalize(

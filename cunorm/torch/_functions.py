@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from cunorm._arrays.torch import PLAIN_TYPES
 from cunorm._core.memo import typed_key
 from cunorm._core.types import Activation, DTypeLike, GatePosition
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
@@ -17,6 +18,7 @@ from cunorm._row_norm.kernels import forward_inputs
 from cunorm._row_norm.spec import forward_scalars, l2_scalars
 from cunorm.results import AddNorm
 from cunorm.torch._autograd import call, specialized
+from cunorm.torch._dtensor import dtensor_call, is_dtensor
 from cunorm.torch._pair import GROUP, ROW
 from cunorm.torch._split import grouped_call
 
@@ -260,6 +262,9 @@ def _call(
     scalars: tuple[Any, ...], inputs: tuple[Any, ...], process_group: Any, parameter_group: Any
 ) -> Sequence[Any]:
     """Return the results of a row norm, of which groups of processes may share the rows."""
+    kind = type(inputs[0])
+    if kind not in PLAIN_TYPES and is_dtensor(kind):
+        return dtensor_call(scalars, inputs, process_group, parameter_group)
     if process_group is parameter_group is None:
         return call(ROW, scalars, inputs)
     return grouped_call(scalars, inputs, process_group, parameter_group)

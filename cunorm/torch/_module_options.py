@@ -13,7 +13,30 @@ from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
 from cunorm._dispatch import parse
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowOptions, forward_scalars
+from cunorm.torch._split import check_group
 from cunorm.torch._tensors import is_dense
+
+
+class Groups:
+    """The groups of processes of a module: copies of a module share them."""
+
+    def __init__(self, module: Module | None, process_group: Any, parameter_group: Any) -> None:
+        given = {"process_group": process_group, "parameter_group": parameter_group}
+        self.options = {name: group for name, group in given.items() if group is not None}
+        for name, group in self.options.items():
+            check_group(type(module).__name__, name, group)
+
+    def __deepcopy__(self, memo: object) -> "Groups":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.options:
+            names = " and ".join(self.options)
+            raise TypeError(f"a module with {names} cannot be pickled: save its state_dict")
+        return Groups, (None, None, None)
+
+
+NO_GROUPS = Groups(None, None, None)
 
 
 def row_shape(module: Module, shape: Any) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The norms as modules: those of torch.nn, and RMSNorm with the residual stream and with a gate."""
 
+from __future__ import annotations  # a PyTorch without distributed has no ProcessGroup
+
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from cunorm.results import AddNorm
 from cunorm.torch import _module_options as _options
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 from cunorm.torch._module_options import autocast_dtype, changed_options, check_sizes, options_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def _refuse_script(module: torch.nn.Module) -> NoReturn:
@@ -35,8 +40,9 @@ class RMSNorm(torch.nn.RMSNorm):
     parameter ``bias``, as in `LayerNorm`. The default eps is the machine epsilon of the dtype in
     which the installed PyTorch computes: float32 for half precision, but x's dtype in earlier
     versions. weight_offset and round_before_weight are options of `rms_norm`; a new weight is
-    ``1 - weight_offset``. Under ``torch.autocast`` on CUDA, y is float32 for an x of half
-    precision, as in PyTorch's module.
+    ``1 - weight_offset``. process_group and parameter_group are those of `rms_norm`; with the
+    first, normalized_shape is the part of a row that this process has. Under ``torch.autocast`` on
+    CUDA, y is float32 for an x of half precision, as in PyTorch's module.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.RMSNorm(2, eps=1e-6)
@@ -50,6 +56,7 @@ class RMSNorm(torch.nn.RMSNorm):
     weight_offset: float = 0.0
     round_before_weight: bool = False
     bias: torch.nn.Parameter | None
+    _groups = _options.NO_GROUPS
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
@@ -63,6 +70,8 @@ class RMSNorm(torch.nn.RMSNorm):
         bias: bool = False,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
+        process_group: ProcessGroup | None = None,
+        parameter_group: ProcessGroup | None = None,
     ) -> None:
         shape = _options.row_shape(self, normalized_shape)
         flags = {"elementwise_affine": elementwise_affine, "bias": bias}
@@ -72,6 +81,7 @@ class RMSNorm(torch.nn.RMSNorm):
         new = torch.nn.Parameter(torch.empty_like(self.weight)) if has_bias else None
         self.register_parameter("bias", new)
         self._set_options(weight_offset, round_before_weight)
+        self._groups = _options.Groups(self, process_group, parameter_group)
 
     def _set_options(self, *values: object) -> None:
         for name, value in zip(self._cunorm_options, values, strict=False):
@@ -88,7 +98,7 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        options = options_of(self, x)
+        options = options_of(self, x) | self._groups.options
         return rms_norm(x, self.weight, bias=self.bias, **options, dtype=autocast_dtype(x))
 
     def extra_repr(self) -> str:
@@ -135,17 +145,19 @@ class AddRMSNorm(RMSNorm):
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
         residual_dtype: torch.dtype | str | None = None,
+        process_group: ProcessGroup | None = None,
+        parameter_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         self._set_options(weight_offset, round_before_weight, residual_dtype)
+        self._groups = _options.Groups(self, process_group, parameter_group)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None
     ) -> AddNorm[Tensor]:
         """Return y and the new stream, which is x itself if residual is None."""
-        return add_rms_norm(
-            x, residual, self.weight, bias=self.bias, **options_of(self, x, residual)
-        )
+        options = options_of(self, x, residual) | self._groups.options
+        return add_rms_norm(x, residual, self.weight, bias=self.bias, **options)
 
 
 class GatedRMSNorm(RMSNorm):
@@ -191,14 +203,17 @@ class GatedRMSNorm(RMSNorm):
         bias: bool = False,
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
+        process_group: ProcessGroup | None = None,
+        parameter_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         gate = (gate_activation, gate_position)
         self._set_options(weight_offset, round_before_weight, groups, *gate)
+        self._groups = _options.Groups(self, process_group, parameter_group)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y, which without a gate is ``norm(x)``."""
-        options = options_of(self, x)
+        options = options_of(self, x) | self._groups.options
         if gate is None:
             del options["gate_activation"], options["gate_position"]
         return rms_norm(x, self.weight, bias=self.bias, gate=gate, **options)
@@ -211,7 +226,8 @@ class LayerNorm(torch.nn.LayerNorm):
 
         y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias
 
-    Arguments, parameters and state_dict are PyTorch's. ``torch.autocast`` acts as on `RMSNorm`.
+    Arguments, parameters and state_dict are PyTorch's. ``torch.autocast``, process_group and
+    parameter_group act as on `RMSNorm`.
 
     >>> import torch, cunorm.torch
     >>> norm = cunorm.torch.LayerNorm(2)
@@ -219,6 +235,7 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
     """
 
+    _groups = _options.NO_GROUPS
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
@@ -229,17 +246,22 @@ class LayerNorm(torch.nn.LayerNorm):
         bias: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        process_group: ProcessGroup | None = None,
+        parameter_group: ProcessGroup | None = None,
     ) -> None:
         shape = _options.row_shape(self, normalized_shape)
         flags = {"elementwise_affine": elementwise_affine, "bias": bias}
         _options.check_dtype_and_flags(self, dtype, **flags)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         validate.epsilon(type(self).__name__, eps)
+        self._groups = _options.Groups(self, process_group, parameter_group)
 
     def forward(self, x: Tensor) -> Tensor:
         axis, dtype = -len(self.normalized_shape), autocast_dtype(x)
         check_sizes(self, x, slice(axis, None), self.normalized_shape)
-        return layer_norm(x, self.weight, self.bias, eps=self.eps, axis=axis, dtype=dtype)
+        options: Any = {"eps": self.eps, "axis": axis, "dtype": dtype}
+        return layer_norm(x, self.weight, self.bias, **options, **self._groups.options)
 
 
 class GroupNorm(torch.nn.GroupNorm):

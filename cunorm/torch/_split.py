@@ -6,7 +6,8 @@ backward, the sums that the gradient of x needs. Every process combines what all
 order of their ranks, so all have the same bits.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -48,10 +49,23 @@ from cunorm._row_norm.split_spec import (
 from cunorm.torch._autograd import call, check_tensors, refuse_tangents
 from cunorm.torch._pair import ROW, Context, Operand, Tensors, saving
 
+# Newer versions of PyTorch have the first of these names, older ones the second.
+_gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
 _HEADER = 2  # numbers in front of a message: the elements of a row's part, and the rows
 
 
-def grouped_call(
+def grouped_call(*arguments: Any) -> Sequence[Operand]:
+    """Run `_grouped_call`, which torch.compile does not trace: it breaks its graph here."""
+    has_compiler = "torch._dynamo" in sys.modules
+    run = torch.compiler.disable(_grouped_call) if has_compiler else _grouped_call
+    found: Sequence[Operand] = run(*arguments)
+    return found
+
+
+grouped_call._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _grouped_call(
     scalars: tuple[Any, ...], arrays: Tensors, process_group: Any, parameter_group: Any
 ) -> Sequence[Operand]:
     """Return y and the new stream, or None; at least one group is given."""
@@ -60,7 +74,7 @@ def grouped_call(
     x, weight, bias, *others = arrays
     if parameter_group is not None:
         check_group(function, "parameter_group", parameter_group)
-        weight, bias = _SummedGradients.apply(parameter_group, weight, bias)
+        weight, bias = _summed(parameter_group, weight, bias)
     arrays = (x, weight, bias, *others)
     if process_group is not None:
         check_group(function, "process_group", process_group)
@@ -69,15 +83,11 @@ def grouped_call(
     return call(ROW, scalars, arrays)
 
 
-# torch.compile breaks its graph here: it cannot trace the calls of the kernels.
-grouped_call._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
 def _refuse_modes(function: str) -> None:
     if is_transforming() or count_modes() or is_tracing():
         raise RuntimeError(
-            f"{function}: process_group or parameter_group is given under a transform of torch.func, "
-            "a mode or a tracer of torch, expected plain calls"
+            f"{function}: process_group or parameter_group is given under a transform of "
+            "torch.func, a mode or a tracer of torch, expected plain calls"
         )
 
 
@@ -113,8 +123,7 @@ def _split_call(scalars: tuple[Any, ...], arrays: Tensors, group: Any) -> Sequen
             f"{function}: groups is {spec.groups}, expected 1 with process_group: leave out "
             "process_group if each process has whole groups"
         )
-    outputs: Sequence[Operand] = _SplitNorm.apply(group, spec, *arrays)
-    return outputs
+    return _split_norm(group, spec, *arrays)
 
 
 class _SplitNorm(torch.autograd.Function):
@@ -125,6 +134,7 @@ class _SplitNorm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:]
         arrays = tuple(map(wait, arrays))
         x, weight, bias, gate, residual = arrays
+        assert x is not None
         y_dtype = _y_dtype(spec, *map(_key, arrays))
         is_branch, x_dtype = spec.gate_position == "branch", parse_dtype("", "x", x.dtype)
         of_moments = None if spec.gate_position == "post" else gate
@@ -155,6 +165,9 @@ class _SplitNorm(torch.autograd.Function):
         return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
 
 
+_split_norm: Callable[..., Sequence[Operand]] = _SplitNorm.apply
+
+
 # --- forward --------------------------------------------------------------------------------------
 
 
@@ -165,7 +178,7 @@ def _key(array: Operand) -> Any:
 @memoize()
 def _y_dtype(spec: RowForwardSpec, *keys: Any) -> DType:
     """Check the operands of a call, before anything is sent, and return the dtype of y."""
-    specs = []
+    specs: list[TensorSpec | None] = []
     for name, key in zip(ROW_FORWARD.inputs, keys, strict=True):
         if key is None:
             specs.append(None)
@@ -214,7 +227,7 @@ def _all_gather(group: Any, message: Tensor) -> Tensor:
     """Return the messages of all processes, stacked in the order of their ranks."""
     size = dist.get_world_size(group)
     gathered = message.new_empty(size * message.numel())
-    dist.all_gather_into_tensor(gathered, message, group=group)
+    _gather(gathered, message, group=group)
     return gathered.view(size, -1)
 
 
@@ -289,6 +302,7 @@ def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tenso
     sums: list[Operand] = [None, rstd]  # nothing reads them if only parameters are wanted
     total = ctx.total if isinstance(ctx.total, int) else 1
     if of_x:
+        assert rstd is not None
         columns = 2 if spec.center else 1
         message = torch.empty(columns, *rstd.shape, dtype=rstd.dtype, device=rstd.device)
         outputs = message.unbind() if spec.center else (None, *message.unbind())
@@ -333,17 +347,20 @@ class _SummedGradients(torch.autograd.Function):
         """Add all gradients in one message; those of 16 bits are added in float32."""
         wanted = [
             (slot, one)
-            for slot, one in enumerate(gradients)
+            for slot, one in enumerate(map(wait, gradients))
             if one is not None and ctx.needs_input_grad[slot + 1]
         ]
         if not wanted:
             return (None, *gradients)
         dtypes = {one.dtype for _, one in wanted}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        message = torch.cat([wait(one).reshape(-1).to(dtype) for _, one in wanted])
+        message = torch.cat([one.reshape(-1).to(dtype) for _, one in wanted])
         dist.all_reduce(message, group=ctx.group)
         parts = message.split([one.numel() for _, one in wanted])
         found: list[Operand] = [None] * len(gradients)
         for (slot, one), part in zip(wanted, parts, strict=True):
             found[slot] = part.view(one.shape).to(one.dtype)
         return (None, *found)
+
+
+_summed: Callable[..., Sequence[Operand]] = _SummedGradients.apply
