@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: MIT
+"""Checks of `axis_name` of cunorm.jax on four devices of the host: rows that are split."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+from jax.test_util import check_grads
+
+import cunorm.jax
+from cunorm import NormForward, NormGrads
+from cunorm.jax import add_rms_norm, layer_norm, rms_norm
+from tests.support.bounds import check_backward, check_forward
+from tests.support.internals import _compiler
+from tests.support.operands import at, draw
+
+SHAPE = (2, 4, 16)
+SPECS = {"x": P("dp", None, "tp"), "weight": P("tp"), "bias": P("tp")}
+SPECS |= {"residual": SPECS["x"], "gate": SPECS["x"]}
+FULL, ONES = SHAPE, (*SHAPE[:-1], 1)
+# The function, its operands besides x, the shape of its gate, its options, and its gate's spec.
+CASES = [
+    ("rms_norm", ("weight", "bias", "gate"), FULL, {"weight_offset": 1.0}),
+    ("layer_norm", ("weight", "bias"), None, {}),
+    ("l2_norm", (), None, {"eps": 0.5}),
+    ("normalize", ("weight", "gate"), FULL, {"c": 2.0, "center": True, "gate_position": "pre"}),
+    ("add_rms_norm", ("residual", "weight"), None, {}),
+    ("add_rms_norm", ("gate",), ONES, {"gate_position": "branch"}),
+    ("add_layer_norm", ("residual", "weight", "gate"), ONES, {"gate_position": "branch"}),
+    ("add_layer_norm", (), None, {}),
+    ("add_normalize", ("residual", "bias", "gate"), SHAPE[-1:], {"gate_position": "branch"}),
+    ("add_normalize", ("residual", "weight", "gate"), FULL, {"c": 3.0, "gate_position": "post"}),
+]
+MESHES = {"2": (1, 2), "4": (1, 4), "2x2": (2, 2)}
+
+
+def mesh_of(name):
+    rows, columns = MESHES[name]
+    devices = np.array(jax.devices()[: rows * columns]).reshape(rows, columns)
+    return jax.sharding.Mesh(devices, ("dp", "tp"))
+
+
+def assert_close(found, right):
+    for number, pair in enumerate(zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True)):
+        with at(f"result {number}"):
+            # The bounds allow some roundings of float64 in sums of a few dozen terms.
+            np.testing.assert_allclose(*pair, rtol=1e-10, atol=1e-10)
+
+
+def drawn(given, gate_shape, dtype="float64"):
+    shapes = {"x": SHAPE, "weight": SHAPE[-1:], "bias": SHAPE[-1:], "residual": SHAPE}
+    shapes |= {"gate": gate_shape}
+    return {name: jnp.asarray(draw(name, shapes[name], dtype)) for name in ("x", *given)}
+
+
+# --- all functions --------------------------------------------------------------------------------
+
+
+def check_functions(cases, mesh, *, check_vma):
+    """Check values and all gradients, with grad outside of shard_map, in one compiled function."""
+    splits, wholes, arrays = [], [], []
+    for function, given, gate_shape, options in cases:
+        own = drawn(given, gate_shape)
+        specs = {name: SPECS[name] for name in own}
+        if gate_shape == ONES:
+            specs["gate"] = P("dp", None, None)
+        elif gate_shape == SHAPE[-1:]:
+            specs["gate"] = P("tp")
+        is_added = function.startswith("add_")
+        norm = partial(call, getattr(cunorm.jax, function), is_added, **options)
+        out = (SPECS["x"],) * 2 if is_added else SPECS["x"]
+        split = partial(norm, axis_name="tp")
+        mapped = {"mesh": mesh, "in_specs": (specs,), "out_specs": out, "check_vma": check_vma}
+        splits.append(jax.shard_map(split, **mapped))
+        wholes.append(norm)
+        arrays.append(own)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(norms, arrays):
+        found = []
+        for norm, own in zip(norms, arrays, strict=True):
+            values, pull = jax.vjp(norm, own)
+            dys = [jnp.asarray(draw(name, SHAPE, "float64")) for name in ("dy", "d_residual")]
+            found.append((values, pull(tuple(dys) if type(values) is tuple else dys[0])))
+        return found
+
+    for case, found, right in zip(
+        cases, run(tuple(splits), arrays), run(tuple(wholes), arrays), strict=True
+    ):
+        with at(f"{case}"):
+            assert_close(found, right)
+
+
+def call(norm, is_added, arrays, **options):
+    if is_added:
+        return tuple(norm(**{"residual": None} | arrays, **options))
+    return norm(**arrays, **options)
+
+
+# --- transformations ------------------------------------------------------------------------------
+
+
+def check_transformations(mesh):
+    """Check vmap, scan and remat, and grad inside of shard_map; weights are split with x."""
+    a = drawn(("weight", "bias"), None)
+    weights = jnp.stack([a["weight"], a["weight"] * 2, a["bias"]])
+
+    def examples(norm, x, weight, bias, weights):
+        return jax.vmap(norm, (None, 0, None))(x, weights, bias).sum(0)
+
+    def samples(norm, x, weight, bias, weights):
+        return jax.vmap(norm, (0, None, None), 1)(x, weight, bias).swapaxes(0, 1)
+
+    def layers(norm, x, weight, bias, weights):
+        step = jax.checkpoint(lambda x, weight: (x + jnp.tanh(norm(x, weight, bias)), None))
+        return jax.lax.scan(step, x, weights)[0]
+
+    specs = (SPECS["x"], P("tp"), P("tp"), P(None, "tp"))
+    arrays = (a["x"], a["weight"], a["bias"], weights)
+    programs = (examples, samples, layers)
+    split = partial(layer_norm, axis_name="tp")
+
+    def loss(program, norm, *arrays):
+        return (program(norm, *arrays) ** 3).sum()
+
+    def total(program, *arrays):
+        return jax.lax.psum(loss(program, split, *arrays), ("dp", "tp"))
+
+    def by_hand(program, *arrays):
+        dx, *others = jax.grad(partial(loss, program, split), (0, 1, 2, 3))(*arrays)
+        return (dx, *(jax.lax.psum(one, "dp") for one in others))
+
+    @jax.jit
+    def derived(*arrays):
+        found = []
+        for program in programs:
+            mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
+            outside = jax.grad(mapped(partial(total, program), out_specs=P()), (0, 1, 2, 3))
+            own = jax.grad(partial(loss, program, split), (0, 1, 2, 3))
+            inside = mapped(own, out_specs=specs)  # check_vma adds the parts of dweight
+            unchecked = mapped(partial(by_hand, program), out_specs=specs, check_vma=False)
+            found.append([one(*arrays) for one in (outside, inside, unchecked)])
+        return found
+
+    @jax.jit
+    def exact(*arrays):
+        whole = [jax.grad(partial(loss, one, layer_norm), (0, 1, 2, 3)) for one in programs]
+        return [[one(*arrays)] * 3 for one in whole]
+
+    assert_close(derived(*arrays), exact(*arrays))
+
+
+def check_numerical_gradients(mesh):
+    a = drawn(("weight", "bias"), None)
+    specs = [SPECS[name] for name in a]
+    split = partial(layer_norm, axis_name="tp")
+    mapped = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=(*specs,), out_specs=SPECS["x"]))
+    check_grads(mapped, tuple(a.values()), order=1, modes=["rev"])
+
+
+def check_a_norm_over_two_axes(mesh):
+    """Check rows that are split over all devices, without jit."""
+    x, spec = draw("x", (3, 16), "float64"), P(None, ("dp", "tp"))
+    split = partial(layer_norm, axis_name=("dp", "tp"))
+    mapped = jax.shard_map(split, mesh=mesh, in_specs=spec, out_specs=spec)
+    assert_close(mapped(x), layer_norm(x))
+
+    def loss(norm, x):
+        return (norm(x) ** 3).sum()
+
+    assert_close(jax.grad(partial(loss, mapped))(x), jax.grad(partial(loss, layer_norm))(x))
+
+
+# --- roundings ------------------------------------------------------------------------------------
+
+
+def check_large_means(mesh, *, check_vma):
+    """Check float32 rows of mean 1e4 against the bounds of whole rows, and bits across devices."""
+    rows, width = 6, 64
+    a = {name: draw(name, (rows, width), "float32") for name in ("x", "dy")}
+    a |= {name: draw(name, (width,), "float32") for name in ("weight", "bias")}
+    a["x"] = a["x"] + np.float32(1e4)
+    for one in a.values():
+        one[..., 16::16] = one[..., :1]  # each device has the same first column
+    specs = [P("dp", "tp"), P("dp", "tp"), P("tp"), P("tp")]
+
+    def derive(x, dy, weight, bias):
+        split = partial(layer_norm, axis_name="tp")
+        y, pull = jax.vjp(split, x, weight, bias)
+        dx, dweight, dbias = pull(dy)
+        if not check_vma:
+            dweight, dbias = jax.lax.psum((dweight, dbias), "dp")
+        return y, dx, dweight, dbias
+
+    mapped = jax.shard_map(
+        derive, mesh=mesh, in_specs=(*specs,), out_specs=(*specs,), check_vma=check_vma
+    )
+    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*a.values()))
+    norm = {"eps": 1e-5, "center": True}
+    check_forward(NormForward(y), a["x"], a["weight"], a["bias"], **norm)
+    grads = NormGrads(dx, dweight, dbias, None, None)
+    check_backward(grads, a["dy"], a["x"], a["weight"], a["bias"], **norm)
+    for one in (y, dx):  # equal statistics and sums give equal bits
+        np.testing.assert_array_equal(one[:, 16::16], np.repeat(one[:, :1], 3, 1))
+
+
+def check_a_float32_stream_of_bfloat16(mesh):
+    """Check rows rounded to bfloat16 before a float32 weight, which decides y's dtype, and dx."""
+    names = {"x": "bfloat16", "residual": "float32", "weight": "float32"}
+    a = {name: draw(name, (6, 64) if name != "weight" else (64,), dtype)
+         for name, dtype in names.items()}  # fmt: skip
+    dys = [draw(name, (6, 64), dtype) for name, dtype in (("dy", "float32"), ("dr", "float32"))]
+    specs = (P("dp", "tp"), P("dp", "tp"), P("tp"))
+
+    def derive(dys, *arrays):
+        split = partial(add_rms_norm, axis_name="tp", round_before_weight=True)
+        results, pull = jax.vjp(split, *arrays)
+        return results, pull(cunorm.AddNorm(*dys))
+
+    results = (cunorm.AddNorm(specs[0], specs[0]), specs)
+    mapped = jax.shard_map(derive, mesh=mesh, in_specs=([*specs[:2]], *specs), out_specs=results)
+    result, grads = jax.tree.map(np.asarray, jax.jit(mapped)(dys, *a.values()))
+    norm = {"eps": 1e-6, "round_before_weight": True}
+    check_forward(NormForward(*result), a["x"], a["weight"], None, a["residual"], **norm)
+    given = NormGrads(grads[0], grads[2], None, None, grads[1])
+    stream, x_dtype = result.residual, a["x"].dtype
+    check_backward(given, dys[0], stream, a["weight"], None, dys[1], x_dtype=x_dtype, **norm)
+    assert [str(one.dtype) for one in (*result, *grads)] == ["float32"] * 2 + [*names.values()]
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def check_query_and_key_norms(mesh):
+    """Check attention as in OLMo 2, whose norms of queries and keys go over all heads."""
+    width, heads = 16, 4
+    shapes = {"x": (2, 5, width), "query": (width, width), "key": (width, width)}
+    shapes |= {"value": (width, width), "out": (width, width), "of_query": (width,)}
+    shapes |= {"of_key": (width,)}
+    columns, a = P(None, "tp"), {n: draw(n, shape, "float64") for n, shape in shapes.items()}
+    specs = {"x": P("dp"), "query": columns, "key": columns, "value": columns, "out": P("tp")}
+    specs |= {"of_query": P("tp"), "of_key": P("tp")}
+
+    def attention(norm, add, own):
+        a = SimpleNamespace(**own)
+        q, k, v = norm(a.x @ a.query, a.of_query), norm(a.x @ a.key, a.of_key), a.x @ a.value
+        q, k, v = (one.reshape(*one.shape[:2], -1, width // heads) for one in (q, k, v))
+        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2, axis=-1)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", scores, v)
+        return add(mixed.reshape(*mixed.shape[:2], -1) @ a.out)
+
+    split = partial(attention, partial(rms_norm, axis_name="tp"), lambda y: jax.lax.psum(y, "tp"))
+    mapped = jax.shard_map(split, mesh=mesh, in_specs=(specs,), out_specs=P("dp"))
+
+    def run(model, own):
+        y, pull = jax.vjp(model, own)
+        return y, pull(y**2)
+
+    right = jax.jit(partial(run, partial(attention, rms_norm, lambda y: y)))(a)
+    assert_close(jax.jit(partial(run, mapped))(a), right)
+
+
+# --- all checks -----------------------------------------------------------------------------------
+
+
+def check_some():
+    """Check the kernels on large means and, to compile no others, all else without a compiler."""
+    check_large_means(mesh_of("2x2"), check_vma=True)
+    check_large_means(mesh_of("4"), check_vma=False)
+    with without_compiler():
+        check_on("2x2", CASES)
+        with jax.enable_x64(True):
+            check_functions(CASES[::3], mesh_of("2"), check_vma=False)
+
+
+def check_all():
+    for name in MESHES:
+        for check_vma in (True, False):
+            check_large_means(mesh_of(name), check_vma=check_vma)
+            with jax.enable_x64(True):
+                check_functions(CASES, mesh_of(name), check_vma=check_vma)
+    for name in MESHES:
+        check_on(name, CASES)
+
+
+def check_on(name, cases):
+    mesh = mesh_of(name)
+    check_a_float32_stream_of_bfloat16(mesh)
+    with jax.enable_x64(True):
+        check_functions(cases, mesh, check_vma=True)
+        check_transformations(mesh)
+        check_numerical_gradients(mesh)
+        check_a_norm_over_two_axes(mesh)
+        check_query_and_key_norms(mesh)
+
+
+@contextmanager
+def without_compiler():
+    """Let the reference do the work of kernels that are not loaded yet."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        patch.setenv("PATH", "")
+        patch.setenv("CXX", "no-such-compiler")
+        _compiler.forget()
+        yield
+    _compiler.forget()
+
+
+if __name__ == "__main__":
+    check_all()
+    print("checked")
