@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The options of modules: their checks when a module is made, and their use in its calls."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,25 +18,30 @@ from cunorm.torch._tensors import is_dense
 
 
 class Groups:
-    """The groups of processes of a module: copies of a module share them."""
+    """The groups of processes of a module, which copies of the module share."""
 
-    def __init__(self, module: Module | None, process_group: Any, parameter_group: Any) -> None:
-        given = {"process_group": process_group, "parameter_group": parameter_group}
-        self.options = {name: group for name, group in given.items() if group is not None}
-        for name, group in self.options.items():
-            check_group(type(module).__name__, name, group)
+    def __init__(self, **options: Any) -> None:
+        self.options = options
 
     def __deepcopy__(self, memo: object) -> "Groups":
         return self
 
-    def __reduce__(self) -> Any:
-        if self.options:
-            names = " and ".join(self.options)
-            raise TypeError(f"a module with {names} cannot be pickled: save its state_dict")
-        return Groups, (None, None, None)
+    def __reduce__(self) -> NoReturn:
+        names = " and ".join(self.options)
+        raise TypeError(f"a module with {names} cannot be pickled: save its state_dict")
 
 
-NO_GROUPS = Groups(None, None, None)
+NO_GROUPS = Groups()
+
+
+def set_groups(module: Any, process_group: Any, parameter_group: Any) -> None:
+    """Check and keep the groups of processes that are given."""
+    given = {"process_group": process_group, "parameter_group": parameter_group}
+    options = {name: group for name, group in given.items() if group is not None}
+    for name, group in options.items():
+        check_group(type(module).__name__, name, group)
+    if options:
+        module._groups = Groups(**options)
 
 
 def row_shape(module: Module, shape: Any) -> tuple[int, ...]:

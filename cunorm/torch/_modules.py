@@ -81,7 +81,7 @@ class RMSNorm(torch.nn.RMSNorm):
         new = torch.nn.Parameter(torch.empty_like(self.weight)) if has_bias else None
         self.register_parameter("bias", new)
         self._set_options(weight_offset, round_before_weight)
-        self._groups = _options.Groups(self, process_group, parameter_group)
+        _options.set_groups(self, process_group, parameter_group)
 
     def _set_options(self, *values: object) -> None:
         for name, value in zip(self._cunorm_options, values, strict=False):
@@ -150,7 +150,7 @@ class AddRMSNorm(RMSNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         self._set_options(weight_offset, round_before_weight, residual_dtype)
-        self._groups = _options.Groups(self, process_group, parameter_group)
+        _options.set_groups(self, process_group, parameter_group)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None
@@ -209,7 +209,7 @@ class GatedRMSNorm(RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias)
         gate = (gate_activation, gate_position)
         self._set_options(weight_offset, round_before_weight, groups, *gate)
-        self._groups = _options.Groups(self, process_group, parameter_group)
+        _options.set_groups(self, process_group, parameter_group)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y, which without a gate is ``norm(x)``."""
@@ -255,7 +255,7 @@ class LayerNorm(torch.nn.LayerNorm):
         _options.check_dtype_and_flags(self, dtype, **flags)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         validate.epsilon(type(self).__name__, eps)
-        self._groups = _options.Groups(self, process_group, parameter_group)
+        _options.set_groups(self, process_group, parameter_group)
 
     def forward(self, x: Tensor) -> Tensor:
         axis, dtype = -len(self.normalized_shape), autocast_dtype(x)

@@ -51,7 +51,7 @@ from cunorm.torch._pair import ROW, Context, Operand, Tensors, saving
 
 # Newer versions of PyTorch have the first of these names, older ones the second.
 _gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
-_HEADER = 2  # numbers in front of a message: the elements of a row's part, and the rows
+_HEADER = 1  # numbers in front of a message: the number of elements of a row's part
 
 
 def grouped_call(*arguments: Any) -> Sequence[Operand]:
@@ -196,18 +196,17 @@ def _moments(
 ) -> tuple[Tensor, Tensor, Operand]:
     """Return the messages of all processes, each with a header, its counts, and the new stream."""
     of_moments = _moments_spec(spec, gate is not None)
-    compute = _compute_dtype(spec, x, residual)
-    shape = x.shape[: spec.axis]
+    compute, shape = _compute_dtype(spec, x, residual), x.shape[: spec.axis]
     rows, columns = shape.numel(), 3 if spec.center else 1
+    if x.is_cpu:
+        _check_rows(spec.function, group, rows)
     message = torch.empty(_HEADER + columns * rows, dtype=compute, device=x.device)
-    message[:_HEADER].copy_(_header(x.shape[spec.axis :].numel(), rows, compute, x.device))
+    message[0] = x.shape[spec.axis :].numel()
     parts = [one.view(shape) for one in message[_HEADER:].view(columns, rows)]
     mean, m2, correction = parts if spec.center else (None, *parts, None)
     outputs = (mean, m2, correction, None)
     *_, stream = dispatch_spec(ROW_MOMENTS, of_moments, (x, gate, residual, *outputs, None))
     gathered = _all_gather(group, message)
-    if x.is_cpu:
-        _check_rows(spec.function, group, gathered[:, 1], rows)
     return gathered, gathered[:, 0], None if stream is x else stream
 
 
@@ -218,11 +217,6 @@ def _compute_dtype(spec: RowForwardSpec, x: Tensor, residual: Operand) -> torch.
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-@memoize()
-def _header(width: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor([width, rows], dtype=dtype, device=device)
-
-
 def _all_gather(group: Any, message: Tensor) -> Tensor:
     """Return the messages of all processes, stacked in the order of their ranks."""
     size = dist.get_world_size(group)
@@ -231,13 +225,16 @@ def _all_gather(group: Any, message: Tensor) -> Tensor:
     return gathered.view(size, -1)
 
 
-def _check_rows(function: str, group: Any, rows: Tensor, own: int) -> None:
-    """Check that all processes have equally many rows; a GPU's values would have to be awaited."""
-    for rank, found in enumerate(rows.tolist()):
-        if found != rows.new_tensor(own).item():
+def _check_rows(function: str, group: Any, own: int) -> None:
+    """Check that all processes have equally many rows, because gloo would abort a process.
+
+    On a GPU, this would wait for all work; there, NCCL ends a mismatch after the group's timeout.
+    """
+    for rank, (rows,) in enumerate(_all_gather(group, torch.tensor([own])).tolist()):
+        if rows != own:
             raise ValueError(
-                f"{function}: rank {rank} of process_group sent {found:g} rows, expected {own}, "
-                f"as this rank {dist.get_rank(group)} has"
+                f"{function}: x has {own} rows, and {rows} on rank {rank} of process_group, "
+                "expected as many on all ranks"
             )
 
 

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: MIT
+"""Row norms of rows that processes share: as one process normalises the whole rows."""
+
+import os
+import pickle
+from copy import deepcopy
+from datetime import timedelta
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+dist = torch.distributed
+
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
+
+import cunorm  # noqa: E402
+import cunorm.torch as ct  # noqa: E402
+from cunorm.torch import _split  # noqa: E402
+from tests.support.bounds import check_backward, check_forward  # noqa: E402
+from tests.support.operands import draw  # noqa: E402
+
+RANKS, ROWS = 4, (3, 5)
+WIDTHS = (4, 1, 6, 3)  # of the processes' parts of a row
+WIDTH = sum(WIDTHS)
+LIMIT = timedelta(seconds=60)
+CASES = {
+    "layer_norm far from 0": ("layer_norm", {"mean": 1e4}, {}),
+    "rms_norm": ("rms_norm", {"x": "bfloat16"}, {"weight_offset": 1.0}),
+    "a pre-gate": ("layer_norm", {"gate": "float32", "mean": 1e2}, {"gate_position": "pre"}),
+    "a post-gate": ("rms_norm", {"gate": "bfloat16"}, {}),
+    "a length": ("normalize", {}, {"center": True, "c": 3.0}),
+    "l2_norm": ("l2_norm", {}, {}),
+    "a stream": (
+        "add_rms_norm",
+        {"x": "bfloat16", "residual": "float32"},
+        {"round_before_weight": True},
+    ),
+    "a gated branch": (
+        "add_layer_norm",
+        {"residual": "float32", "gate": "float32"},
+        {"gate_position": "branch", "gate_activation": "tanh"},
+    ),
+}
+
+IN_CI = ("layer_norm far from 0", "a stream")
+
+
+def part(array, rank=None):
+    """Return a process's columns of an array."""
+    rank = dist.get_rank() if rank is None else rank
+    end = [*accumulate(WIDTHS)][rank]
+    return array[..., end - WIDTHS[rank] : end]
+
+
+def joined(array):
+    """Return the columns of all processes."""
+    parts = [None] * RANKS
+    dist.all_gather_object(parts, array)
+    return np.concatenate(parts, -1)
+
+
+def operands(dtypes):
+    """Return the operands of a case, dy and d_residual as float64 arrays and their dtypes."""
+    dtypes = {"x": "float32"} | dtypes
+    mean, width = dtypes.pop("mean", 0.0), WIDTH
+    shapes = dict.fromkeys(dtypes, (*ROWS, width)) | {"weight": (width,), "bias": (width,)}
+    dtypes = dict.fromkeys(shapes, "float32") | dtypes
+    arrays = {name: draw(name, shape, dtypes[name]) for name, shape in shapes.items()}
+    arrays["x"] = (arrays["x"].astype(np.float64) + mean).astype(arrays["x"].dtype)
+    arrays |= {name: draw(name, (*ROWS, width), dtypes["x"]) for name in ("dy",)}
+    return arrays | {"d_residual": draw("d_residual", (*ROWS, width), "float32")}
+
+
+def leaf(array):
+    return to_torch(array).requires_grad_()
+
+
+def to_torch(array):
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_numpy(tensor, like):
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(like)
+    return tensor.numpy()
+
+
+def check_case(name):
+    """Compare a case's results and gradients with the oracle for whole rows."""
+    function, dtypes, options = CASES[name]
+    whole = operands(dict(dtypes))
+    bf16 = draw("x", (1,), "bfloat16").dtype
+    dy, d_residual = whole.pop("dy"), whole.pop("d_residual")
+    if function == "l2_norm":
+        whole = {"x": whole["x"]}
+    mine = {key: leaf(part(array)) for key, array in whole.items()}
+    result = getattr(ct, function)(**mine, **options, process_group=dist.group.WORLD)
+    results = {"y": result} if isinstance(result, torch.Tensor) else result._asdict()
+    given = {"y": to_torch(part(dy)), "residual": to_torch(part(d_residual))}
+    torch.autograd.backward([*results.values()], [given[key] for key in results])
+    found = {key: joined(to_numpy(one, bf16)) for key, one in results.items()}
+    grads = {f"d{key}": joined(to_numpy(one.grad, bf16)) for key, one in mine.items()}
+    options = dict(options) | (
+        {"center": "layer_norm" in function, "eps": 1e-5 if "layer" in function else 1e-6}
+        if function not in ("normalize", "l2_norm")
+        else {"eps": 1e-6}
+        if function == "normalize"
+        else {"c": 1.0, "eps": 1e-12 / WIDTH}
+    )
+    if "gate" in whole:
+        options["gate"] = whole["gate"]
+    x, weight, bias = whole["x"], whole.get("weight"), whole.get("bias")
+    forward = cunorm.NormForward(**found)
+    worst = check_forward(forward, x, weight, bias, whole.get("residual"), **options)
+    stream = found.get("residual", x)
+    more = {"branch": x} if options.get("gate_position") == "branch" else {}
+    if "residual" in found:
+        more |= {"d_residual": d_residual, "x_dtype": x.dtype}
+    worst |= check_backward(cunorm.NormGrads(**grads), dy, stream, weight, bias, **more, **options)
+    assert {"y", "dx"} <= worst.keys()
+
+
+def check_bits():
+    """The y of each process has the bits that the plain functions give, in the order of ranks."""
+    x = operands({"mean": 1e4})["x"]
+    weight, bias = (draw(name, (WIDTH,), "float32") for name in ("weight", "bias"))
+    parts = [cunorm.row_moments(part(x, rank), center=True) for rank in range(RANKS)]
+    mean, m2, _, correction, _ = zip(*parts, strict=True)
+    counts = np.float32(WIDTHS)
+    stacked = cunorm.Moments(*map(np.stack, (mean, m2)), counts, np.stack(correction))
+    statistics = cunorm.combine_moments(stacked, eps=1e-5)
+    own = part(x), part(weight), part(bias)
+    expected = cunorm.layer_norm(*own, **statistics._asdict())
+    y = ct.layer_norm(*map(to_torch, own), process_group=dist.group.WORLD)
+    assert expected.tobytes() == y.numpy().tobytes()
+
+
+def check_messages():
+    """A message has one number for the part of a row and, for each row, one to three numbers."""
+    sent, gather, rows = [], _split._gather, 64
+
+    def counted(gathered, message, group):
+        sent.append(message.numel())
+        gather(gathered, message, group=group)
+
+    _split._gather = counted
+    x, weight, bias = (
+        leaf(part(draw(name, shape, "float64")))
+        for name, shape in (("x", (rows, WIDTH)), ("weight", WIDTH), ("bias", WIDTH))
+    )
+    options = {"process_group": dist.group.WORLD}
+    ct.rms_norm(x, weight, **options).sum().backward()
+    ct.layer_norm(x, weight, bias, **options).sum().backward()
+    ct.rms_norm(x.detach(), weight, **options).sum().backward()
+    _split._gather = gather
+    check = 1  # of the number of rows, on a CPU
+    forward, backward = [check, rows + 1, check, 3 * rows + 1], [rows, 2 * rows]
+    assert sent == [*forward[:2], backward[0], *forward[2:], backward[1], *forward[:2]]
+
+
+class _Part(torch.autograd.Function):
+    """This process's columns of a tensor that all processes have."""
+
+    @staticmethod
+    def forward(ctx, whole):
+        ctx.shape = whole.shape
+        return part(whole).clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        whole = gradient.new_zeros(ctx.shape)
+        part(whole).copy_(gradient)
+        dist.all_reduce(whole)
+        return whole
+
+
+class _Joined(torch.autograd.Function):
+    """The columns of all processes."""
+
+    @staticmethod
+    def forward(ctx, mine):
+        return torch.from_numpy(joined(mine.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return part(gradient)
+
+
+def check_gradients():
+    """All processes differentiate the norm of whole rows numerically, in step."""
+    shapes = {"x": (1, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
+    leaves = [leaf(draw(name, shape, "float64")) for name, shape in shapes.items()]
+
+    def norm(*leaves):
+        own = map(_Part.apply, leaves)
+        return _Joined.apply(ct.layer_norm(*own, process_group=dist.group.WORLD))
+
+    assert torch.autograd.gradcheck(norm, leaves)
+
+
+def model(kind, own, **groups):
+    """Return the same float64 model for each kind of norms, for a part of the row."""
+    layers = [getattr(kind, name)(own, eps=1e-5, **groups) for name in ("RMSNorm", "LayerNorm")]
+    for index, layer in enumerate(layers):
+        weight = torch.from_numpy(draw(f"weight {index}", WIDTH, "float64"))
+        layer.weight = torch.nn.Parameter((part(weight) if own < WIDTH else weight).clone())
+    return torch.nn.Sequential(*layers).double()
+
+
+def trained(network, x):
+    network(x).sin().sum().backward()
+    return [one.grad for one in network.parameters()]
+
+
+def check_modules():
+    """Modules of parts of rows, and modules of whole rows of some of the tokens."""
+    x = torch.from_numpy(draw("x", (8, WIDTH), "float64"))
+    group, rank = dist.group.WORLD, dist.get_rank()
+    whole = trained(model(torch.nn, WIDTH), x)
+    close = partial(torch.testing.assert_close, rtol=0, atol=8 * WIDTH * 2.0**-50)
+    split = model(ct, WIDTHS[rank], process_group=group)
+    for found, expected in zip(trained(deepcopy(split), part(x)), whole, strict=True):
+        close(found, part(expected))
+    tokens = model(ct, WIDTH, parameter_group=group)
+    for found, expected in zip(trained(tokens, x.chunk(RANKS)[rank]), whole, strict=True):
+        close(found, expected)
+    with pytest.raises(TypeError, match="process_group cannot be pickled: save its state_dict"):
+        pickle.dumps(split[0])
+
+
+def check_sums_of_16_bits():
+    """Gradients of bfloat16 are added in float32 and rounded once: 256 + 1 + 1 + 1 is 260."""
+    weight = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    used, none = _split._summed(dist.group.WORLD, weight, None)
+    (used * (1.0 if dist.get_rank() else 256.0)).sum().backward()
+    assert weight.grad.tolist() == [260.0, 260.0]
+    assert none is None
+
+
+def check_mesh():
+    """DTensors on a mesh of 2 x 2; FSDP2 over one of its dimensions, rows split over the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "row"))
+    x, dy = (torch.from_numpy(draw(name, (6, WIDTH), "float64")) for name in ("x", "dy"))
+    weight = torch.from_numpy(draw("weight", WIDTH, "float64"))
+    close = partial(torch.testing.assert_close, rtol=0, atol=6 * WIDTH * 2.0**-50)
+    whole = [one.clone().requires_grad_() for one in (x, weight)]
+    y = torch.nn.functional.rms_norm(whole[0], (WIDTH,), whole[1], eps=1e-6)
+    y.backward(dy)
+    for of_x, of_weight in (
+        ([Shard(0), Shard(1)], [Replicate(), Shard(0)]),
+        ([Shard(0), Shard(1)], [Shard(0), Replicate()]),
+        ([Replicate(), Shard(0)], [Replicate(), Replicate()]),
+    ):
+        mine = [distribute_tensor(one, mesh, p) for one, p in ((x, of_x), (weight, of_weight))]
+        mine = [one.requires_grad_() for one in mine]
+        found = ct.rms_norm(*mine)
+        assert found.placements == tuple(of_x)
+        found.backward(distribute_tensor(dy, mesh, of_x))
+        close(found.full_tensor(), y)
+        for one, other in zip(mine, whole, strict=True):
+            close(one.grad.full_tensor(), other.grad)
+    split = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
+    with pytest.raises(ValueError, match="at most one dimension of the mesh splits"):
+        ct.rms_norm(distribute_tensor(x, mesh, [Shard(1), Shard(1)]))
+    with pytest.raises(TypeError, match=r"rms_norm: weight is .*, expected a DTensor on the mesh"):
+        ct.rms_norm(split, weight)
+    with pytest.raises(ValueError, match="rms_norm: process_group is given and x is a DTensor"):
+        ct.rms_norm(split, process_group=dist.group.WORLD)
+    if hasattr(torch.cpu.Stream, "record_event"):  # else FSDP2 cannot run on a CPU
+        check_fsdp(mesh, x, close)
+
+
+def check_fsdp(mesh, x, close):
+    """A step of FSDP2 and split rows gives the parameters of one process."""
+    row, data = mesh.get_local_rank("row"), mesh.get_local_rank("data")
+    alone = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH)).double()
+    own = ct.LayerNorm(WIDTH // 2, process_group=mesh.get_group("row"))
+    split = torch.nn.Sequential(own).double()
+    fully_shard(split, mesh=mesh["data"])
+    for network, given in ((alone, x), (split, x.chunk(2)[data].chunk(2, 1)[row])):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+        (network(given).sin().sum() / len(given)).backward()
+        optimizer.step()
+    for one, other in zip(split.parameters(), alone.parameters(), strict=True):
+        close(one.full_tensor(), other.chunk(2)[row])
+
+
+def check_refusals():
+    """Errors come before anything is sent, or on all processes."""
+    group, rank = dist.group.WORLD, dist.get_rank()
+    x, weight = (leaf(part(draw("x", shape, "float64"))) for shape in ((2, WIDTH), WIDTH))
+    with pytest.raises(RuntimeError, match="rms_norm: a second derivative is asked for"):
+        y = ct.rms_norm(x, weight, process_group=group).square().sum()
+        torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="rms_norm: process_group or parameter_group is given"):
+        torch.func.grad(lambda x: ct.rms_norm(x, process_group=group).sum())(x)
+    with pytest.raises(ValueError, match="rms_norm: groups is 2, expected 1 with process_group"):
+        ct.rms_norm(x, groups=2, process_group=group)
+    with pytest.raises(TypeError, match="RMSNorm: process_group is of type str, expected a torch"):
+        ct.RMSNorm(2, process_group="world")
+    if rank == 0:
+        with pytest.raises(ValueError, match="rms_norm: weight has shape"):
+            ct.rms_norm(x, x.T, process_group=group)
+    with pytest.raises(ValueError, match="rows of 0 elements"):
+        ct.rms_norm(x[:, :0], process_group=group)
+    with pytest.raises(ValueError, match=r"rms_norm: x has \d rows, and \d on rank \d of process_"):
+        ct.rms_norm(x[: 2 - (rank == 1)], process_group=group)
+    only = dist.new_group([1])
+    if rank == 1:  # a group of one has the bits of no group
+        assert torch.equal(ct.rms_norm(x, process_group=only), ct.rms_norm(x))
+    else:
+        with pytest.raises((TypeError, ValueError), match="rms_norm: process_group"):
+            ct.rms_norm(x, process_group=only)
+
+
+def check_that_a_death_is_an_error():
+    """The others get an error within the group's timeout; this ends the first process."""
+    pair = dist.new_group([0, 1], timeout=timedelta(seconds=10))
+    if dist.get_rank() == 0:
+        os._exit(0)
+    if dist.get_rank() == 1:
+        with pytest.raises(RuntimeError):
+            ct.rms_norm(torch.ones(2, 1), process_group=pair)
+
+
+def check_as_one_of_four(rank, folder, cases=IN_CI):
+    begin(rank, folder, RANKS, LIMIT)
+    for name in cases:
+        check_case(name)
+    for check in CHECKS:
+        check()
+
+
+CHECKS = (
+    check_bits,
+    check_messages,
+    check_gradients,
+    check_modules,
+    check_sums_of_16_bits,
+    check_mesh,
+    check_refusals,
+    check_that_a_death_is_an_error,
+)
+
+
+def begin(rank, folder, ranks, limit):
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+
+
+def run_and_leave(rank, run, *arguments):
+    """Run in a process of its own, which ends without finalizing Python (see test_distributed)."""
+    run(rank, *arguments)
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # of early versions of PyTorch
+@pytest.mark.parametrize(
+    "cases", [IN_CI, pytest.param(tuple(CASES), marks=pytest.mark.exhaustive)], ids=("few", "all")
+)
+def test_processes_that_share_rows_compute_what_one_computes(cases, tmp_path):
+    arguments = (check_as_one_of_four, str(tmp_path), cases)
+    others = torch.multiprocessing.spawn(
+        run_and_leave, arguments, nprocs=RANKS - 1, join=False, daemon=True
+    )
+    check_as_one_of_four(RANKS - 1, tmp_path, cases)
+    dist.destroy_process_group()
+    while not others.join(2 * LIMIT.seconds):  # raises another process's error
+        pass
