@@ -64,13 +64,14 @@ class SplitNorm(Norm):
     def _size(self, spec: OpSpec) -> int:
         """Return the number of devices that share a row."""
         # An axis of jax.vmap would do for y, but JAX runs the gradient outside of such an axis.
-        axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-        if not self._names or not all(name in axes for name in self._names):
+        axes, names = tuple(jax.sharding.get_abstract_mesh().manual_axes), self._names
+        are_known = all(name in axes for name in names)
+        if not names or not are_known or len(set(names)) < len(names):
             raise ValueError(
                 f"{spec.function}: axis_name is {self.axis_name!r}, expected the name of an axis "
-                "of jax.shard_map around this call, or a tuple of such names"
+                "of jax.shard_map around this call, or a tuple of different names"
             )
-        return jax.lax.axis_size(self._names)
+        return jax.lax.axis_size(names)
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -31,11 +31,13 @@ COLLECTIVES = ("all_gather", "psum", "all_to_all", "permute", "scatter", "pmax",
 
 
 @pytest.mark.exhaustive
-def test_rows_that_are_split_over_devices_are_normalised_as_whole_rows():
-    script = f"import runpy; runpy.run_path({jax_split.__file__!r}, run_name='__main__')"
+@pytest.mark.parametrize("mesh", jax_split.MESHES)
+def test_rows_that_are_split_over_devices_are_normalised_as_whole_rows(mesh):
+    script = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_path({!r}, run_name='__main__')"
     flags = f"--xla_force_host_platform_device_count=4 {XLA_FLAGS}"
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    assert in_process(script, setup="", timeout=600, **environment) == "checked\n"
+    script = script.format(mesh, jax_split.__file__)
+    assert in_process(script, setup="", **environment) == "checked\n"
 
 
 # --- exchanges ------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def test_an_axis_of_one_device_makes_the_calls_of_whole_rows():
 
 
 EXPECTED = (
-    "expected the name of an axis of jax.shard_map around this call, or a tuple of such names"
+    "expected the name of an axis of jax.shard_map around this call, or a tuple of different names"
 )
 
 
@@ -136,7 +138,7 @@ def mapped_over_columns(norm):
     return jax.shard_map(norm, mesh=TWO, in_specs=COLUMNS, out_specs=COLUMNS)
 
 
-@pytest.mark.parametrize("name", ["dp", ("tp", "dp"), (), ["tp"], 0])
+@pytest.mark.parametrize("name", ["dp", ("tp", "dp"), ("tp", "tp"), (), ["tp"], 0])
 def test_a_name_of_no_axis_is_refused(name):
     norm = partial(cunorm.jax.rms_norm, axis_name=name)
     array = jax.ShapeDtypeStruct((6, 32), np.float32)
