@@ -18,7 +18,7 @@ from jax.test_util import check_grads
 
 import cunorm.jax
 from cunorm import NormForward, NormGrads
-from cunorm.jax import add_rms_norm, layer_norm, rms_norm
+from cunorm.jax import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tests.support.bounds import check_backward, check_forward
 from tests.support.internals import _compiler
 from tests.support.operands import at, draw
@@ -189,6 +189,26 @@ def check_gradients_of_some_operands(mesh):
     assert_close(jax.jit(partial(gradients, mapped))(a), right)
 
 
+def check_a_stream_alone(mesh):
+    """Check gradients of the stream, which ignore infinite numbers of the norm."""
+    a = drawn("residual", "weight", "gate")
+    a["residual"] = a["residual"].at[0, 0, 0].set(jnp.inf)
+    specs = {name: spec_of(one) for name, one in a.items()}
+
+    def stream(arrays):
+        return add_layer_norm(**arrays, **BRANCH, axis_name="tp").residual
+
+    def formula(arrays):
+        return arrays["residual"] + arrays["x"] * jax.nn.silu(arrays["gate"])
+
+    mapped = jax.shard_map(stream, mesh=mesh, in_specs=(specs,), out_specs=SPECS["x"])
+    found, right = (
+        jax.jit(jax.grad(lambda a, norm=norm: jnp.vdot(norm(a), drawn()["x"])))(a)
+        for norm in (mapped, formula)
+    )
+    assert_close(found, right)
+
+
 def check_a_norm_over_two_axes(mesh):
     """Check rows that are split over all devices, without jit."""
     x, spec = draw("x", (3, 16), "float64"), P(None, ("dp", "tp"))
@@ -319,6 +339,7 @@ def check_wide(name, cases):
         check_functions(cases, mesh, check_vma=True)
         check_transformations(mesh)
         check_gradients_of_some_operands(mesh)
+        check_a_stream_alone(mesh)
         check_numerical_gradients(mesh)
         check_a_norm_over_two_axes(mesh)
         check_query_and_key_norms(mesh)
