@@ -44,10 +44,10 @@ CASES = [
 MESHES = {"2": (1, 2), "4": (1, 4), "2x2": (2, 2)}
 
 
-def mesh_of(name):
+def mesh_of(name, kind=jax.sharding.AxisType.Auto):
     rows, columns = MESHES[name]
     devices = np.array(jax.devices()[: rows * columns]).reshape(rows, columns)
-    return jax.sharding.Mesh(devices, ("dp", "tp"))
+    return jax.sharding.Mesh(devices, ("dp", "tp"), axis_types=(kind,) * 2)
 
 
 def assert_close(found, right):
@@ -246,7 +246,8 @@ def check_large_means(mesh, *, check_vma):
     mapped = jax.shard_map(
         derive, mesh=mesh, in_specs=(*specs,), out_specs=(*specs,), check_vma=check_vma
     )
-    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*a.values()))
+    placed = map(jax.device_put, a.values(), [jax.NamedSharding(mesh, one) for one in specs])
+    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*placed))
     norm = {"eps": 1e-5, "center": True}
     check_forward(NormForward(y), a["x"], a["weight"], a["bias"], **norm)
     grads = NormGrads(dx, dweight, dbias, None, None)
@@ -317,7 +318,8 @@ def check_query_and_key_norms(mesh):
 def check_some():
     """Check the kernels on large means and, to compile no others, all else without a compiler."""
     check_large_means(mesh_of("2x2"), check_vma=True)
-    check_large_means(mesh_of("4"), check_vma=False)
+    explicit = mesh_of("4", jax.sharding.AxisType.Explicit)
+    check_large_means(explicit, check_vma=False)
     with without_compiler():
         check_wide("2x2", CASES)
         with jax.enable_x64(True):
@@ -325,8 +327,9 @@ def check_some():
 
 
 def check_all(name):
-    for check_vma in (True, False):
-        check_large_means(mesh_of(name), check_vma=check_vma)
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        for check_vma in (True, False):
+            check_large_means(mesh_of(name, kind), check_vma=check_vma)
     check_wide(name, CASES)
     with jax.enable_x64(True):
         check_functions(CASES, mesh_of(name), check_vma=False)
