@@ -69,7 +69,9 @@ def _rstd_dtype(inputs: Specs) -> DType | None:
     return optional_dtype(inputs.get("rstd"))
 
 
-def _sharing(spec: RowForwardSpec, inputs: Specs, results: Specs) -> tuple[Aliases, SharedOutputs]:
+def _sharing(
+    spec: RowForwardSpec, inputs: Specs, results: Specs
+) -> tuple[Aliases, SharedOutputs]:
     """Return which inputs' memory the results may have, and whether x is returned as the stream."""
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where

@@ -64,13 +64,14 @@ class SplitNorm(Norm):
     def _size(self, spec: OpSpec) -> int:
         """Return the number of devices that share a row."""
         # An axis of jax.vmap would do for y, but JAX runs the gradient outside of such an axis.
-        axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-        if not self._names or not all(name in axes for name in self._names):
+        axes, names = tuple(jax.sharding.get_abstract_mesh().manual_axes), self._names
+        are_known = all(name in axes for name in names)
+        if not names or not are_known or len(set(names)) < len(names):
             raise ValueError(
                 f"{spec.function}: axis_name is {self.axis_name!r}, expected the name of an axis "
-                "of jax.shard_map around this call, or a tuple of such names"
+                "of jax.shard_map around this call, or a tuple of different names"
             )
-        return jax.lax.axis_size(self._names)
+        return jax.lax.axis_size(names)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -92,8 +93,8 @@ class SplitNorm(Norm):
         del saves  # the statistics are always there
         given = dict(zip(self.forward.inputs, arrays, strict=True))
         x, stays = present(given["x"]), spec.gate_position == "post"  # the gate is left for y
-        of_moments = {"saves": False, "round_before_weight": False}
-        own = _spec(ROW_MOMENTS, spec, **of_moments, **(_MOMENTS_GATE if stays else {}))
+        gate = _MOMENTS_GATE if stays else {}
+        own = _spec(ROW_MOMENTS, spec, round_before_weight=False, **gate)
         inputs = (x, None if stays else given["gate"], given["residual"])
         moments = _ffi.run(ROW_MOMENTS, own, inputs)
         statistics = self._statistics(spec, moments, count_of(x, spec.axis, 1))
@@ -101,8 +102,6 @@ class SplitNorm(Norm):
         own = _spec(
             ROW_GIVEN,
             spec,
-            saves=False,
-            residual_dtype=None,
             count=self._count(spec, x),
             x_dtype=dtype_of(spec.function, "x", x.dtype),
             **(GATE_DEFAULTS if is_branch else {}),
@@ -149,9 +148,7 @@ class SplitNorm(Norm):
     def _sums(self, spec: Any, given: Outputs) -> Outputs:
         """Return the sums over whole rows, which are added in the same order on all devices."""
         is_branch = spec.gate_position == "branch"
-        own = _spec(
-            ROW_SUMS, spec, round_before_weight=False, **(GATE_DEFAULTS if is_branch else {})
-        )
+        own = _spec(ROW_SUMS, spec, **(GATE_DEFAULTS if is_branch else {}))
         inputs = {**given, "gate": None} if is_branch else given
         sums = _ffi.run(ROW_SUMS, own, [*map(inputs.get, ROW_SUMS.inputs)])
         names = tuple(name for name, one in sums.items() if one is not None)

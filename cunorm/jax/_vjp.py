@@ -153,13 +153,8 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
     return (y, stream), (arrays, note, like_residual)
 
 
-_OF_NORM = (
-    "x",
-    "weight",
-    "mean",
-    "correction",
-    "rstd",
-)  # of a backward's inputs, those that the norm reads
+# Of a backward's inputs, those that the norm reads.
+_OF_NORM = ("x", "weight", "mean", "correction", "rstd")
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:

@@ -31,31 +31,39 @@ COLLECTIVES = ("all_gather", "psum", "all_to_all", "permute", "scatter", "pmax",
 
 
 @pytest.mark.exhaustive
-def test_rows_that_are_split_over_devices_are_normalised_as_whole_rows():
-    script = f"import runpy; runpy.run_path({jax_split.__file__!r}, run_name='__main__')"
+@pytest.mark.parametrize("mesh", jax_split.MESHES)
+def test_rows_that_are_split_over_devices_are_normalised_as_whole_rows(mesh):
+    script = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_path({!r}, run_name='__main__')"
     flags = f"--xla_force_host_platform_device_count=4 {XLA_FLAGS}"
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    assert in_process(script, setup="", timeout=600, **environment) == "checked\n"
+    script = script.format(mesh, jax_split.__file__)
+    assert in_process(script, setup="", **environment) == "checked\n"
 
 
 # --- exchanges ------------------------------------------------------------------------------------
 
 
-def exchanges(jaxpr):
-    """Return the name and the bytes of each array that devices exchange."""
-    found = []
+def equations(jaxpr):
+    """Yield all equations, also those of inner functions."""
     for equation in jaxpr.eqns:
-        if any(part in str(equation.primitive) for part in COLLECTIVES):
-            (sent,) = (one.aval for one in equation.invars)
-            found.append((str(equation.primitive), sent.size * sent.dtype.itemsize))
+        yield equation
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=has_equations):
-            inner = getattr(inner, "jaxpr", inner)
-            found += exchanges(inner) if has_equations(inner) else []
-    return found
+            if has_equations(inner):
+                yield from equations(getattr(inner, "jaxpr", inner))
 
 
 def has_equations(one):
     return hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns")
+
+
+def exchanges(jaxpr):
+    """Return the name and the bytes of each array that devices exchange."""
+    found = []
+    for equation in equations(jaxpr):
+        if any(part in str(equation.primitive) for part in COLLECTIVES):
+            (sent,) = (one.aval for one in equation.invars)
+            found.append((str(equation.primitive), sent.size * sent.dtype.itemsize))
+    return found
 
 
 PRE, BRANCH = ({"gate_position": one} for one in ("pre", "branch"))
@@ -110,6 +118,24 @@ def test_a_stream_that_is_used_alone_exchanges_nothing_backward():
     assert exchanges(jax.make_jaxpr(jax.jit(derived))(array, array).jaxpr) == [("all_gather", 24)]
 
 
+def test_a_batch_of_examples_makes_as_many_calls_as_one_example():
+    def derived(x, weight):
+        norm = partial(cunorm.jax.layer_norm, axis_name="tp")
+        return jax.vjp(norm, x, weight)[1](x)
+
+    def calls(derived, *shapes, columns):
+        mapped = jax.shard_map(derived, mesh=TWO, in_specs=columns, out_specs=columns)
+        arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+        names = [str(one.primitive) for one in equations(jax.make_jaxpr(mapped)(*arrays).jaxpr)]
+        assert not {"scan", "while"} & {*names}
+        return names.count("all_gather"), names.count("ffi_call")
+
+    one = calls(derived, (6, 32), (32,), columns=(COLUMNS, P("tp")))
+    of_three = P(None, None, "tp"), P(None, "tp")
+    assert calls(jax.vmap(derived), (3, 6, 32), (3, 32), columns=of_three) == one
+    assert one == (2, 2 * 5)  # five calls, each for a CPU and for CUDA
+
+
 # --- which axes -----------------------------------------------------------------------------------
 
 
@@ -128,7 +154,7 @@ def test_an_axis_of_one_device_makes_the_calls_of_whole_rows():
 
 
 EXPECTED = (
-    "expected the name of an axis of jax.shard_map around this call, or a tuple of such names"
+    "expected the name of an axis of jax.shard_map around this call, or a tuple of different names"
 )
 
 
@@ -136,7 +162,7 @@ def mapped_over_columns(norm):
     return jax.shard_map(norm, mesh=TWO, in_specs=COLUMNS, out_specs=COLUMNS)
 
 
-@pytest.mark.parametrize("name", ["dp", ("tp", "dp"), (), ["tp"], 0])
+@pytest.mark.parametrize("name", ["dp", ("tp", "dp"), ("tp", "tp"), (), ["tp"], 0])
 def test_a_name_of_no_axis_is_refused(name):
     norm = partial(cunorm.jax.rms_norm, axis_name=name)
     array = jax.ShapeDtypeStruct((6, 32), np.float32)
@@ -166,6 +192,21 @@ def test_groups_and_rows_that_are_not_split_are_refused(options, specs, text):
 
 
 # --- the pieces -----------------------------------------------------------------------------------
+
+
+def test_moments_have_one_build_for_all_roundings_of_y():
+    def moments(**options):
+        norm = partial(cunorm.jax.rms_norm, axis_name="tp", **options)
+        jaxpr = jax.make_jaxpr(mapped_over_columns(norm))(np.ones((6, 32), jax.numpy.bfloat16))
+        texts = [
+            str(one.params["attributes"])
+            for one in equations(jaxpr.jaxpr)
+            if "ffi_call" in str(one.primitive)
+        ]
+        return [text for text in texts if "row_moments" in text]
+
+    assert moments(round_before_weight=True) == moments()
+    assert len(moments()) == 2  # for a CPU and for CUDA
 
 
 def test_the_pieces_take_jax_arrays_and_give_the_bits_of_numpy(monkeypatch):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -17,35 +18,36 @@ from jax.test_util import check_grads
 
 import cunorm.jax
 from cunorm import NormForward, NormGrads
-from cunorm.jax import add_rms_norm, layer_norm, rms_norm
+from cunorm.jax import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tests.support.bounds import check_backward, check_forward
 from tests.support.internals import _compiler
 from tests.support.operands import at, draw
 
 SHAPE = (2, 4, 16)
+SHAPES = {"x": SHAPE, "weight": (16,), "bias": (16,), "residual": SHAPE, "gate": SHAPE}
 SPECS = {"x": P("dp", None, "tp"), "weight": P("tp"), "bias": P("tp")}
-SPECS |= {"residual": SPECS["x"], "gate": SPECS["x"]}
-FULL, ONES = SHAPE, (*SHAPE[:-1], 1)
-# The function, its operands besides x, the shape of its gate, its options, and its gate's spec.
+PRE, BRANCH = ({"gate_position": one} for one in ("pre", "branch"))
+# The function, its operands besides x, its options, and the shapes of operands that are not usual.
 CASES = [
-    ("rms_norm", ("weight", "bias", "gate"), FULL, {"weight_offset": 1.0}),
-    ("layer_norm", ("weight", "bias"), None, {}),
-    ("l2_norm", (), None, {"eps": 0.5}),
-    ("normalize", ("weight", "gate"), FULL, {"c": 2.0, "center": True, "gate_position": "pre"}),
-    ("add_rms_norm", ("residual", "weight"), None, {}),
-    ("add_rms_norm", ("gate",), ONES, {"gate_position": "branch"}),
-    ("add_layer_norm", ("residual", "weight", "gate"), ONES, {"gate_position": "branch"}),
-    ("add_layer_norm", (), None, {}),
-    ("add_normalize", ("residual", "bias", "gate"), SHAPE[-1:], {"gate_position": "branch"}),
-    ("add_normalize", ("residual", "weight", "gate"), FULL, {"c": 3.0, "gate_position": "post"}),
+    ("rms_norm", ("weight", "bias", "gate"), {"weight_offset": 1.0}, {}),
+    ("layer_norm", ("weight", "bias"), {}, {}),
+    ("layer_norm", ("weight", "bias"), {}, {"weight": (2, 1, 16), "bias": (4, 16)}),
+    ("l2_norm", (), {"eps": 0.5}, {}),
+    ("normalize", ("weight", "gate"), {"c": 2.0, "center": True} | PRE, {}),
+    ("add_rms_norm", ("residual", "weight"), {}, {}),
+    ("add_rms_norm", ("gate",), BRANCH, {"gate": (2, 4, 1)}),
+    ("add_layer_norm", ("residual", "weight", "gate"), BRANCH, {"gate": (2, 1, 1)}),
+    ("add_layer_norm", (), {"axis": -2}, {}),
+    ("add_normalize", ("residual", "bias", "gate"), BRANCH, {"gate": (16,)}),
+    ("add_normalize", ("residual", "weight", "gate"), {"c": 3.0, "axis": 2}, {}),
 ]
 MESHES = {"2": (1, 2), "4": (1, 4), "2x2": (2, 2)}
 
 
-def mesh_of(name):
+def mesh_of(name, kind=jax.sharding.AxisType.Auto):
     rows, columns = MESHES[name]
     devices = np.array(jax.devices()[: rows * columns]).reshape(rows, columns)
-    return jax.sharding.Mesh(devices, ("dp", "tp"))
+    return jax.sharding.Mesh(devices, ("dp", "tp"), axis_types=(kind,) * 2)
 
 
 def assert_close(found, right):
@@ -55,10 +57,16 @@ def assert_close(found, right):
             np.testing.assert_allclose(*pair, rtol=1e-10, atol=1e-10)
 
 
-def drawn(given, gate_shape, dtype="float64"):
-    shapes = {"x": SHAPE, "weight": SHAPE[-1:], "bias": SHAPE[-1:], "residual": SHAPE}
-    shapes |= {"gate": gate_shape}
-    return {name: jnp.asarray(draw(name, shapes[name], dtype)) for name in ("x", *given)}
+def drawn(*given, **shapes):
+    shapes = SHAPES | shapes
+    return {name: jnp.asarray(draw(name, shapes[name], "float64")) for name in ("x", *given)}
+
+
+def spec_of(array):
+    """Return how an operand lies: samples are split over dp, columns over tp."""
+    samples, _, columns = (1, 1, 1, *array.shape)[-3:]
+    spec = ("dp" if samples > 1 else None, None, "tp" if columns > 1 else None)
+    return P(*spec[-array.ndim :])
 
 
 # --- all functions --------------------------------------------------------------------------------
@@ -67,13 +75,9 @@ def drawn(given, gate_shape, dtype="float64"):
 def check_functions(cases, mesh, *, check_vma):
     """Check values and all gradients, with grad outside of shard_map, in one compiled function."""
     splits, wholes, arrays = [], [], []
-    for function, given, gate_shape, options in cases:
-        own = drawn(given, gate_shape)
-        specs = {name: SPECS[name] for name in own}
-        if gate_shape == ONES:
-            specs["gate"] = P("dp", None, None)
-        elif gate_shape == SHAPE[-1:]:
-            specs["gate"] = P("tp")
+    for function, given, options, shapes in cases:
+        own = drawn(*given, **shapes)
+        specs = {name: spec_of(one) for name, one in own.items()}
         is_added = function.startswith("add_")
         norm = partial(call, getattr(cunorm.jax, function), is_added, **options)
         out = (SPECS["x"],) * 2 if is_added else SPECS["x"]
@@ -110,7 +114,7 @@ def call(norm, is_added, arrays, **options):
 
 def check_transformations(mesh):
     """Check vmap, scan and remat, and grad inside of shard_map; weights are split with x."""
-    a = drawn(("weight", "bias"), None)
+    a = drawn("weight", "bias")
     weights = jnp.stack([a["weight"], a["weight"] * 2, a["bias"]])
 
     def examples(norm, x, weight, bias, weights):
@@ -159,11 +163,50 @@ def check_transformations(mesh):
 
 
 def check_numerical_gradients(mesh):
-    a = drawn(("weight", "bias"), None)
+    a = drawn("weight", "bias")
     specs = [SPECS[name] for name in a]
     split = partial(layer_norm, axis_name="tp")
     mapped = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=(*specs,), out_specs=SPECS["x"]))
     check_grads(mapped, tuple(a.values()), order=1, modes=["rev"])
+
+
+def check_gradients_of_some_operands(mesh):
+    """Check gradients without that of x, for which devices exchange nothing."""
+    a = drawn("weight", "bias", "gate")
+    specs = {name: spec_of(one) for name, one in a.items()}
+    split = partial(call, layer_norm, False, axis_name="tp")
+    mapped = jax.shard_map(split, mesh=mesh, in_specs=(specs,), out_specs=SPECS["x"])
+
+    def gradients(norm, arrays):
+        def derived(wanted):
+            others = {name: one for name, one in arrays.items() if name not in wanted}
+            own = {name: arrays[name] for name in wanted}
+            return jax.grad(lambda own: (norm(own | others) ** 3).sum())(own)
+
+        return [derived(wanted) for wanted in (("weight",), ("bias", "weight"), ("gate",))]
+
+    right = jax.jit(partial(gradients, partial(call, layer_norm, False)))(a)
+    assert_close(jax.jit(partial(gradients, mapped))(a), right)
+
+
+def check_a_stream_alone(mesh):
+    """Check gradients of the stream, which ignore infinite numbers of the norm."""
+    a = drawn("residual", "weight", "gate")
+    a["residual"] = a["residual"].at[0, 0, 0].set(jnp.inf)
+    specs = {name: spec_of(one) for name, one in a.items()}
+
+    def stream(arrays):
+        return add_layer_norm(**arrays, **BRANCH, axis_name="tp").residual
+
+    def formula(arrays):
+        return arrays["residual"] + arrays["x"] * jax.nn.silu(arrays["gate"])
+
+    mapped = jax.shard_map(stream, mesh=mesh, in_specs=(specs,), out_specs=SPECS["x"])
+    found, right = (
+        jax.jit(jax.grad(lambda a, norm=norm: jnp.vdot(norm(a), drawn()["x"])))(a)
+        for norm in (mapped, formula)
+    )
+    assert_close(found, right)
 
 
 def check_a_norm_over_two_axes(mesh):
@@ -203,7 +246,8 @@ def check_large_means(mesh, *, check_vma):
     mapped = jax.shard_map(
         derive, mesh=mesh, in_specs=(*specs,), out_specs=(*specs,), check_vma=check_vma
     )
-    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*a.values()))
+    placed = map(jax.device_put, a.values(), [jax.NamedSharding(mesh, one) for one in specs])
+    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*placed))
     norm = {"eps": 1e-5, "center": True}
     check_forward(NormForward(y), a["x"], a["weight"], a["bias"], **norm)
     grads = NormGrads(dx, dweight, dbias, None, None)
@@ -274,29 +318,31 @@ def check_query_and_key_norms(mesh):
 def check_some():
     """Check the kernels on large means and, to compile no others, all else without a compiler."""
     check_large_means(mesh_of("2x2"), check_vma=True)
-    check_large_means(mesh_of("4"), check_vma=False)
+    explicit = mesh_of("4", jax.sharding.AxisType.Explicit)
+    check_large_means(explicit, check_vma=False)
     with without_compiler():
-        check_on("2x2", CASES)
+        check_wide("2x2", CASES)
         with jax.enable_x64(True):
-            check_functions(CASES[::3], mesh_of("2"), check_vma=False)
+            check_functions(CASES[::4], mesh_of("2"), check_vma=False)
 
 
-def check_all():
-    for name in MESHES:
+def check_all(name):
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
         for check_vma in (True, False):
-            check_large_means(mesh_of(name), check_vma=check_vma)
-            with jax.enable_x64(True):
-                check_functions(CASES, mesh_of(name), check_vma=check_vma)
-    for name in MESHES:
-        check_on(name, CASES)
+            check_large_means(mesh_of(name, kind), check_vma=check_vma)
+    check_wide(name, CASES)
+    with jax.enable_x64(True):
+        check_functions(CASES, mesh_of(name), check_vma=False)
 
 
-def check_on(name, cases):
+def check_wide(name, cases):
     mesh = mesh_of(name)
     check_a_float32_stream_of_bfloat16(mesh)
     with jax.enable_x64(True):
         check_functions(cases, mesh, check_vma=True)
         check_transformations(mesh)
+        check_gradients_of_some_operands(mesh)
+        check_a_stream_alone(mesh)
         check_numerical_gradients(mesh)
         check_a_norm_over_two_axes(mesh)
         check_query_and_key_norms(mesh)
@@ -315,5 +361,5 @@ def without_compiler():
 
 
 if __name__ == "__main__":
-    check_all()
+    check_all(sys.argv[1])
     print("checked")
