@@ -176,6 +176,7 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     add("activation", f"of group norms: {names}", _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
     add("needs", "whose gradients are wanted", _SEVERAL, choices=NEEDS)
     add("accumulate", "dweight and dbias are added to", _FLAG)
+    add("split-rows", "rows are split over devices; widths are those of parts", _FLAG)
     add("workers", "builds compiled at once; by default as many as cores", {}, type=int)
     add("quiet", "no progress bar", {"action": "store_false", "dest": "progress"})
     return parser

@@ -37,7 +37,8 @@ from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS, WITHOUT_BRANCH
 
 AUTO = "auto"
-FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
+PIECES = ("row_moments", "combine_moments", "normalize_backward_sums")  # see split_rows
+FUNCTIONS = (*(one for one in _row_norm.__all__ if one not in PIECES), *_group_norm.__all__)
 PERS = {"weight": get_args(Per), "bias": get_args(Per), "gate": get_args(GatePer)}
 Operand: TypeAlias = Several[DTypeLike | bool | None]
 Meaning: TypeAlias = dict[bool | str, object]  # what True, False and AUTO mean for an operand
@@ -89,6 +90,7 @@ def warmup(
     activation: Several[Activation | None] = None,
     needs: Needs = NEEDS,
     accumulate: Several[bool] = False,
+    split_rows: Several[bool] = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> Warmup:
@@ -143,6 +145,10 @@ def warmup(
         -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
         As the backward takes them. With `accumulate`, dweight and dbias have rstd's dtype.
+    split_rows : bool, optional
+        Whether rows are split over devices, so that `widths` are those of parts: the builds of
+        `row_moments`, `combine_moments` and norms that are given statistics, or for a backward of
+        `normalize_backward_sums` and of what is given sums.
     workers : int, optional
         Builds that are compiled at once; by default as many as this process has cores.
     progress : bool, optional
@@ -275,6 +281,8 @@ def _options_of(name: str) -> set[str]:
     if "d_residual" in options:
         options |= {"residual", "residual_dtype"}
     options |= {f"{one}_per" for one in PERS if one in options}
+    if family is _row_norm and not name.endswith("_quantized"):
+        options.add("split_rows")
     return options
 
 
@@ -302,6 +310,7 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
     parsed = {one: _operand(one, options[one], meaning) for one, meaning in meanings.items()}
     _check_sharing(name, options, {one for one in PERS if parsed[one] is not None})
     parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
+    validate.flag(FUNCTION, "split_rows", options["split_rows"])
     for one in ("dtype", "residual_dtype"):
         is_q = one == "dtype" and name.endswith("_quantized")
         parsed[one] = _dtype_name(one, options[one], QUANTIZED if is_q else DTYPES)

@@ -11,6 +11,7 @@ from cunorm._core.plan import Plan
 from cunorm._core.tensor import (
     Device,
     OptionalSpec,
+    OptionalSpecs,
     Shape,
     optional_contiguous,
     optional_dtype,
@@ -20,7 +21,15 @@ from cunorm._row_norm.cpu_launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.quantized_spec import QUANTIZED_OPTIONS, quantized_scalars
-from cunorm._row_norm.spec import RowOptions, Scalars, backward_scalars, forward_scalars
+from cunorm._row_norm.spec import (
+    RowBackwardSpec,
+    RowForwardSpec,
+    RowOptions,
+    Scalars,
+    backward_scalars,
+    forward_scalars,
+)
+from cunorm._row_norm.split_builds import backward_pieces, forward_pieces
 
 FUNCTION = "warmup"  # the name of the function in errors
 Options = dict[str, Any]
@@ -37,11 +46,12 @@ def row_builds(
     absent operand.
     """
     _, _, kind = name.rpartition("_")
-    plan_of = {"backward": backward_plan, "quantized": quantized_plan}.get(kind, forward_plan)
+    plans_of = {"backward": backward_plans, "quantized": quantized_plans}.get(kind, forward_plans)
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), *(1 << power for power in range(5, 32))]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
     splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
-    plans = (plan_of(name, options, (*split, width), device) for split in splits)
+    calls = (plans_of(name, options, (*split, width), device) for split in splits)
+    plans = (plan for of_call in calls for plan in of_call)
     return [launch.build for plan in plans for launch in launches_of(plan, device)]
 
 
@@ -57,11 +67,19 @@ def _samples(rows: int) -> list[int]:
     return sorted({*divisors, *(rows // n for n in divisors)})
 
 
+def forward_plans(name: str, options: Options, shape: Shape, device: Device) -> list[Plan]:
+    plan = forward_plan(name, options, shape, device)
+    return forward_pieces(_forward_spec(name, options), plan) if options["split_rows"] else [plan]
+
+
 def forward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
     """Plan a forward that saves its statistics, for an x of shape (samples, rows, width)."""
-    scalars = _forward_scalars(name, options, options["dtype"], saves=True)
     inputs = _inputs(options, shape, device)
-    return plan_forward(ROW_FORWARD.parse(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
+    return plan_forward(_forward_spec(name, options), (*inputs, *ROW_FORWARD.no_outputs))
+
+
+def _forward_spec(name: str, options: Options) -> RowForwardSpec:
+    return ROW_FORWARD.parse(*_forward_scalars(name, options, options["dtype"], saves=True))
 
 
 def _forward_scalars(name: str, options: Options, dtype: object, *, saves: bool) -> Scalars:
@@ -78,6 +96,10 @@ def _inputs(options: Options, shape: Shape, device: Device) -> list[OptionalSpec
         )
         for slot in ROW_FORWARD.input_slots
     ]
+
+
+def quantized_plans(name: str, options: Options, shape: Shape, device: Device) -> list[Plan]:
+    return [quantized_plan(name, options, shape, device)]
 
 
 def quantized_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
@@ -98,8 +120,19 @@ def _shape_of(per: str, shape: Shape) -> Shape:
     return (*lead, 1 if scalar else width)
 
 
+def backward_plans(name: str, options: Options, shape: Shape, device: Device) -> list[Plan]:
+    call = _backward_call(name, options, shape, device)
+    return backward_pieces(*call) if options["split_rows"] else [plan_backward(*call)]
+
+
 def backward_plan(name: str, options: Options, shape: Shape, device: Device) -> Plan:
     """Plan the backward of a forward, with the forward's results and a dy like its y."""
+    return plan_backward(*_backward_call(name, options, shape, device))
+
+
+def _backward_call(
+    name: str, options: Options, shape: Shape, device: Device
+) -> tuple[RowBackwardSpec, OptionalSpecs]:
     forward = forward_plan(name, options, shape, device)
     inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
     x, stream = present(inputs["x"]), results["residual"]
@@ -116,7 +149,7 @@ def backward_plan(name: str, options: Options, shape: Shape, device: Device) -> 
     d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
     operands = inputs | results | {"dy": results["y"], "x": stream or x, "d_residual": d_residual}
     operands["branch"] = x if spec.gate_position == "branch" else None
-    return plan_backward(spec, backward_specs(ROW_BACKWARD, spec, operands))
+    return spec, backward_specs(ROW_BACKWARD, spec, operands)
 
 
 def _options(options: Options) -> RowOptions:

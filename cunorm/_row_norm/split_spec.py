@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT
 """The checked scalars of calls for rows that are split."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
+from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, Specs, present
-from cunorm._core.plan import Checks
+from cunorm._core.plan import Checks, SpecT
 from cunorm._core.tensor import Shape
 from cunorm._row_norm.spec import (
     CHECKS,
+    GATE_DEFAULTS,
     RowBackwardSpec,
     RowForwardSpec,
     RowNormSpec,
-    Scalars,
     check_mean,
 )
 from cunorm.results import Moments, Statistics, Sums
@@ -121,6 +123,49 @@ def _count(function: str, argument: str, value: object) -> int | None:
 SPLIT_CHECKS: Checks = CHECKS | {"count": _count, "x_dtype": parse_optional_dtype}
 
 
-def given_scalars(forward: Scalars, count: object, x_dtype: object = None) -> Scalars:
-    """Return the scalars of a norm that is given statistics, from those of the norm."""
-    return (*forward, count, x_dtype)
+# --- the pieces of a norm of split rows -----------------------------------------------------------
+
+
+@memoize()
+def moments_spec(spec: RowForwardSpec) -> RowMomentsSpec:
+    """Return the spec of the moments of a norm's rows; a post-gate changes none."""
+    is_post = spec.gate_position == "post"
+    gate = GATE_DEFAULTS | {"gate_position": "pre"} if is_post else {}
+    return _piece(RowMomentsSpec, spec, **gate, c=None, round_before_weight=False, dtype=None)
+
+
+@memoize()
+def combine_spec(spec: RowForwardSpec, width: int | None, count: int | None) -> CombineSpec:
+    """Return the spec for parts of `count` elements, of rows of `width`."""
+    eps = spec.eps if width is None else spec.mean_eps(width)
+    return CombineSpec(spec.function, eps, count)
+
+
+@memoize()
+def given_spec(spec: RowForwardSpec, x_dtype: DType, count: int | None) -> RowGivenSpec:
+    """Return the spec of the norm; x_dtype is the dtype of the x that was added to the stream."""
+    own = _without_branch(spec) | {"residual_dtype": None, "streams": None, "saves": False}
+    return _piece(RowGivenSpec, spec, **own, x_dtype=x_dtype, count=count)
+
+
+@memoize()
+def sums_spec(spec: RowForwardSpec | RowBackwardSpec) -> RowSumsSpec:
+    return _piece(RowSumsSpec, spec, **_without_branch(spec), c=None, round_before_weight=False)
+
+
+@memoize()
+def given_sums_spec(
+    spec: RowForwardSpec | RowBackwardSpec, count: int | None, **own: Any
+) -> RowGivenSumsSpec:
+    """Return the spec of the gradients; `own` has the scalars that a forward's spec lacks."""
+    return _piece(RowGivenSumsSpec, spec, **own, count=count)
+
+
+def _without_branch(spec: RowNormSpec) -> dict[str, Any]:
+    return GATE_DEFAULTS if spec.gate_position == "branch" else {}
+
+
+def _piece(kind: type[SpecT], spec: RowNormSpec, **own: object) -> SpecT:
+    """Return a spec with own scalars and, for the others, those of the norm."""
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    return kind(*(own[name] if name in own else getattr(spec, name) for name in names))

@@ -13,7 +13,7 @@ from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
 from cunorm._dispatch import parse
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowOptions, forward_scalars
-from cunorm.torch._split import check_group
+from cunorm.torch._groups import check_group
 from cunorm.torch._tensors import is_dense
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row norms of which the processes of a group have parts of the rows, and sums over a group.
+"""Row norms of which the processes of a group have parts of the rows.
 
 Forward, each process sends the moments of its parts of the rows, and the number of their elements;
 backward, the sums that the gradient of x needs. Every process combines what all have sent in the
@@ -8,7 +8,6 @@ order of their ranks, so all have the same bits.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -24,14 +23,13 @@ from cunorm._arrays._torch_private import (
     wait,
 )
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
-from cunorm._core.dtypes import DType, parse_dtype
+from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpSpec
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._core.validate import describe_type
 from cunorm._dispatch import dispatch_spec, parse
 from cunorm._row_norm.plan import ROW_FORWARD
-from cunorm._row_norm.spec import GATE_DEFAULTS, RowBackwardSpec, RowForwardSpec
+from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm._row_norm.split_plan import (
     COMBINE_MOMENTS,
     ROW_GIVEN,
@@ -40,13 +38,14 @@ from cunorm._row_norm.split_plan import (
     ROW_SUMS,
 )
 from cunorm._row_norm.split_spec import (
-    CombineSpec,
-    RowGivenSpec,
-    RowGivenSumsSpec,
-    RowMomentsSpec,
-    RowSumsSpec,
+    combine_spec,
+    given_spec,
+    given_sums_spec,
+    moments_spec,
+    sums_spec,
 )
 from cunorm.torch._autograd import call, check_tensors, refuse_tangents
+from cunorm.torch._groups import check_group, summed
 from cunorm.torch._pair import ROW, Context, Operand, Tensors, saving
 
 # Newer versions of PyTorch have the first of these names, older ones the second.
@@ -74,7 +73,7 @@ def _grouped_call(
     x, weight, bias, *others = arrays
     if parameter_group is not None:
         check_group(function, "parameter_group", parameter_group)
-        weight, bias = _summed(parameter_group, weight, bias)
+        weight, bias = summed(parameter_group, weight, bias)
     arrays = (x, weight, bias, *others)
     if process_group is not None:
         check_group(function, "process_group", process_group)
@@ -88,19 +87,6 @@ def _refuse_modes(function: str) -> None:
         raise RuntimeError(
             f"{function}: process_group or parameter_group is given under a transform of "
             "torch.func, a mode or a tracer of torch, expected plain calls"
-        )
-
-
-def check_group(function: str, argument: str, group: object) -> None:
-    """Check a group of processes of which this process is one."""
-    expected = "expected a torch.distributed.ProcessGroup"
-    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
-        got = describe_type(type(group))
-        hint = ": pass its get_group()" if hasattr(group, "get_group") else ""
-        raise TypeError(f"{function}: {argument} is {got}, {expected}{hint}")
-    if dist.get_rank(group) < 0:
-        raise ValueError(
-            f"{function}: {argument} does not have this process, {expected} that has it"
         )
 
 
@@ -135,15 +121,14 @@ class _SplitNorm(torch.autograd.Function):
         arrays = tuple(map(wait, arrays))
         x, weight, bias, gate, residual = arrays
         assert x is not None
-        y_dtype = _y_dtype(spec, *map(_key, arrays))
-        is_branch, x_dtype = spec.gate_position == "branch", parse_dtype("", "x", x.dtype)
+        _check(spec, *map(_key, arrays))
         of_moments = None if spec.gate_position == "post" else gate
         message, counts, stream = _moments(group, spec, x, of_moments, residual)
         total = _total(spec, counts)
         rows = message.narrow(1, _HEADER, message.shape[1] - _HEADER)
         statistics = _combined(spec, total, counts, rows, x.shape[: spec.axis])
-        own = gate if not is_branch else None
-        given = _given_spec(spec, y_dtype, x_dtype, total, own is not None)
+        own = None if spec.gate_position == "branch" else gate
+        given = given_spec(spec, parse_dtype(spec.function, "x", x.dtype), total)
         operands = (x if stream is None else stream, weight, bias, own, *statistics, None, None)
         (y,) = dispatch_spec(ROW_GIVEN, given, operands)
         mean, rstd, ctx.correction = statistics
@@ -176,8 +161,8 @@ def _key(array: Operand) -> Any:
 
 
 @memoize()
-def _y_dtype(spec: RowForwardSpec, *keys: Any) -> DType:
-    """Check the operands of a call, before anything is sent, and return the dtype of y."""
+def _check(spec: RowForwardSpec, *keys: Any) -> None:
+    """Check the operands of a call, before anything is sent."""
     specs: list[TensorSpec | None] = []
     for name, key in zip(ROW_FORWARD.inputs, keys, strict=True):
         if key is None:
@@ -187,15 +172,13 @@ def _y_dtype(spec: RowForwardSpec, *keys: Any) -> DType:
         where = Device(device.type, device.index or 0)
         known = parse_dtype(spec.function, name, dtype)
         specs.append(TensorSpec(tuple(shape), strides, known, where))
-    plan = ROW_FORWARD.plan(spec, (*specs, *ROW_FORWARD.no_outputs))
-    return next(one.spec.dtype for slot, one in enumerate(plan.outputs) if slot == 0)
+    ROW_FORWARD.plan(spec, (*specs, *ROW_FORWARD.no_outputs))
 
 
 def _moments(
     group: Any, spec: RowForwardSpec, x: Tensor, gate: Operand, residual: Operand
 ) -> tuple[Tensor, Tensor, Operand]:
     """Return the messages of all processes, each with a header, its counts, and the new stream."""
-    of_moments = _moments_spec(spec, gate is not None)
     compute, shape = _compute_dtype(spec, x, residual), x.shape[: spec.axis]
     rows, columns = shape.numel(), 3 if spec.center else 1
     if x.is_cpu:
@@ -205,7 +188,7 @@ def _moments(
     parts = [one.view(shape) for one in message[_HEADER:].view(columns, rows)]
     mean, m2, correction = parts if spec.center else (None, *parts, None)
     outputs = (mean, m2, correction, None)
-    *_, stream = dispatch_spec(ROW_MOMENTS, of_moments, (x, gate, residual, *outputs, None))
+    *_, stream = dispatch_spec(ROW_MOMENTS, moments_spec(spec), (x, gate, residual, *outputs, None))
     gathered = _all_gather(group, message)
     return gathered, gathered[:, 0], None if stream is x else stream
 
@@ -251,41 +234,8 @@ def _combined(
     """Return the mean, rstd and correction of whole rows."""
     parts = gathered.unflatten(1, (3 if spec.center else 1, *shape)).unbind(1)
     mean, m2, correction = parts if spec.center else (None, *parts, None)
-    eps = spec.eps if total is None else spec.mean_eps(total)
-    of_all = _combine_spec(spec.function, eps)
-    outputs = COMBINE_MOMENTS.no_outputs
-    return dispatch_spec(COMBINE_MOMENTS, of_all, (m2, mean, correction, counts, *outputs, None))
-
-
-@memoize()
-def _combine_spec(function: str, eps: float) -> CombineSpec:
-    return CombineSpec(function, eps, None)
-
-
-def _values(spec: OpSpec, target: type, **own: object) -> Any:
-    """Return a spec of another type with the fields that both have, and others."""
-    names = [one.name for one in fields(target)]
-    return target(**{n: own[n] if n in own else getattr(spec, n) for n in names})
-
-
-@memoize()
-def _moments_spec(spec: RowForwardSpec, has_gate: bool) -> RowMomentsSpec:
-    gate = spec.gate_activation if has_gate else GATE_DEFAULTS["gate_activation"]
-    position = spec.gate_position if has_gate else "pre"
-    own = {"gate_activation": gate, "gate_position": position, "weight_offset": 0.0, "c": None}
-    found: RowMomentsSpec = _values(spec, RowMomentsSpec, **own, dtype=None, streams=False)
-    return found
-
-
-@memoize()
-def _given_spec(
-    spec: RowForwardSpec, dtype: DType, x_dtype: DType, total: int | None, has_gate: bool
-) -> RowGivenSpec:
-    own: dict[str, Any] = {"dtype": dtype, "x_dtype": x_dtype, "count": total}
-    own |= {"residual_dtype": None, "streams": None, "saves": False}
-    own |= {} if has_gate else GATE_DEFAULTS
-    found: RowGivenSpec = _values(spec, RowGivenSpec, **own)
-    return found
+    inputs, of_all = (m2, mean, correction, counts), combine_spec(spec, total, None)
+    return dispatch_spec(COMBINE_MOMENTS, of_all, (*inputs, *COMBINE_MOMENTS.no_outputs, None))
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -303,61 +253,13 @@ def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tenso
         columns = 2 if spec.center else 1
         message = torch.empty(columns, *rstd.shape, dtype=rstd.dtype, device=rstd.device)
         outputs = message.unbind() if spec.center else (None, *message.unbind())
-        of_sums = _sums_spec(spec, own is not None)
         operands = (dy, x, weight, own, mean, rstd, ctx.correction)
-        dispatch_spec(ROW_SUMS, of_sums, (*operands, *outputs, None))
+        dispatch_spec(ROW_SUMS, sums_spec(spec), (*operands, *outputs, None))
         gathered = _all_gather(ctx.group, message.view(-1))
         added = gathered.sum(0).view(message.shape)
         if isinstance(ctx.total, Tensor):
             added /= ctx.total
         sums = [*added.unbind()] if spec.center else [None, *added.unbind()]
-    given = _given_sums_spec(spec, total)
+    given = given_sums_spec(spec, total)
     inputs = (*arrays, ctx.correction, *sums)
     return dispatch_spec(ROW_GIVEN_SUMS, given, (*inputs, *ROW_GIVEN_SUMS.no_outputs, None))
-
-
-@memoize()
-def _sums_spec(spec: RowBackwardSpec, has_gate: bool) -> RowSumsSpec:
-    own = {"round_before_weight": False, "c": None} | ({} if has_gate else GATE_DEFAULTS)
-    found: RowSumsSpec = _values(spec, RowSumsSpec, **own)
-    return found
-
-
-@memoize()
-def _given_sums_spec(spec: RowBackwardSpec, count: int) -> RowGivenSumsSpec:
-    found: RowGivenSumsSpec = _values(spec, RowGivenSumsSpec, count=count)
-    return found
-
-
-# --- sums of parameters' gradients ----------------------------------------------------------------
-
-
-class _SummedGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Context, group: Any, *parameters: Operand) -> tuple[Operand, ...]:
-        ctx.group = group
-        return tuple(None if one is None else one.view_as(one) for one in parameters)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Context, *gradients: Operand) -> tuple[Operand, ...]:
-        """Add all gradients in one message; those of 16 bits are added in float32."""
-        wanted = [
-            (slot, one)
-            for slot, one in enumerate(map(wait, gradients))
-            if one is not None and ctx.needs_input_grad[slot + 1]
-        ]
-        if not wanted:
-            return (None, *gradients)
-        dtypes = {one.dtype for _, one in wanted}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        message = torch.cat([one.reshape(-1).to(dtype) for _, one in wanted])
-        dist.all_reduce(message, group=ctx.group)
-        parts = message.split([one.numel() for _, one in wanted])
-        found: list[Operand] = [None] * len(gradients)
-        for (slot, one), part in zip(wanted, parts, strict=True):
-            found[slot] = part.view(one.shape).to(one.dtype)
-        return (None, *found)
-
-
-_summed: Callable[..., Sequence[Operand]] = _SummedGradients.apply

@@ -69,6 +69,24 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
     check_warmup(case | {"shape": few}, "cuda", cuda_loads)
 
 
+def test_a_warmup_of_split_rows_loads_exactly_what_their_pieces_need(loads):
+    ops = ("layer_norm_forward", "layer_norm_backward")
+    options = {"device": "cpu", "rows": 8, "bias": True, "split_rows": True, "progress": False}
+    done = cunorm.warmup(ops, 24, "float32", **options)
+    warmed = set(loads)
+    assert done.builds == len(warmed) == len(loads) == 6
+    described.clear_all()
+    loads.clear()
+    x, weight = on_cpu((8, 24), "float32"), on_cpu((24,), "float32")
+    mean, m2, count, *_ = cunorm.row_moments(x, center=True)
+    stacked = [np.stack([one, one]) for one in (mean, m2)]
+    statistics = cunorm.combine_moments(cunorm.Moments(*stacked, count), eps=1.0)._asdict()
+    cunorm.layer_norm(x, weight, weight, **statistics)
+    sums = cunorm.normalize_backward_sums(x, x, weight, **statistics, center=True)
+    cunorm.layer_norm_backward(x, x, weight, weight, **statistics, sums=sums)
+    assert set(loads) == warmed
+
+
 # The width decides up to how many rows threads share each row, and from how many rows on stores
 # bypass the caches. Shared rows and such stores have builds of their own.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]

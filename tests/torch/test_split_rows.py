@@ -24,6 +24,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa
 import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import _split  # noqa: E402
+from cunorm.torch._groups import summed  # noqa: E402
 from tests.support.bounds import check_backward, check_forward  # noqa: E402
 from tests.support.operands import draw  # noqa: E402
 
@@ -243,7 +244,7 @@ def check_modules():
 def check_sums_of_16_bits():
     """Gradients of bfloat16 are added in float32 and rounded once: 256 + 1 + 1 + 1 is 260."""
     weight = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
-    used, none = _split._summed(dist.group.WORLD, weight, None)
+    used, none = summed(dist.group.WORLD, weight, None)
     (used * (1.0 if dist.get_rank() else 256.0)).sum().backward()
     assert weight.grad.tolist() == [260.0, 260.0]
     assert none is None
