@@ -126,6 +126,8 @@ def plan_backward(
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
     results, outputs = check_results(spec, types_of, inputs, given, geometry)
     reads = _read_inputs(spec, inputs, results)
+    if spec.center and reads.get("sum_r_dr") is not None and reads["sum_dr"] is None:
+        raise ValueError(f"{function}: sums.sum_dr is None, expected it as rows are centred")
     operands = reads | results
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):

@@ -99,11 +99,12 @@ def plan_combine(spec: CombineSpec, specs: OptionalSpecs) -> Plan:
     results = dict(given)
     dtypes, outputs = spec.result_dtypes(dtypes_of(inputs)), []
     for slot, (name, one) in enumerate(given.items(), len(inputs)):
+        argument = f"out.{name.removesuffix('_out')}"
         if name not in dtypes:
-            validate.absent(spec.function, f"out.{name}", one, "there are no means")
+            validate.absent(spec.function, argument, one, "there are no means")
         elif one is not None:
-            validate.output(spec.function, f"out.{name}", one, m2.shape[1:], WHOLE)
-            _check_dtype(spec, f"out.{name}", one, m2)
+            validate.output(spec.function, argument, one, m2.shape[1:], WHOLE)
+            _check_dtype(spec, argument, one, m2)
         else:
             results[name] = new = contiguous(m2.shape[1:], m2.dtype, m2.device)
             outputs.append(OutputSpec(slot, new))

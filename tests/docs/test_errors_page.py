@@ -65,6 +65,26 @@ QUANTIZED: Calls = [
     lambda: quantized(X, scale=1.0, out=cunorm.QuantizedNorm(scale=np.ones((2, 1), np.float32))),
     lambda: rms(X.astype(ml_dtypes.float8_e4m3fn)),
 ]
+combine, Moments = cunorm.combine_moments, cunorm.Moments
+PARTS, SUMS = np.ones((3, 2), np.float32), cunorm.Sums(sum_r_dr=RSTD)
+SPLIT: Calls = [
+    lambda: cunorm.row_moments(X, gate=X, gate_position="post"),
+    lambda: cunorm.row_moments(X[:, :0]),
+    lambda: combine(PARTS, eps=0.0),
+    lambda: combine(Moments(m2=PARTS), eps=0.0),
+    lambda: combine(Moments(m2=PARTS, count=RSTD), eps=0.0),
+    lambda: combine(Moments(m2=PARTS, count=np.array([4, 4, 4])), eps=0.0),
+    lambda: combine(Moments(m2=PARTS, mean=RSTD, count=8), eps=0.0),
+    lambda: combine(Moments(m2=PARTS, correction=PARTS, count=8), eps=0.0),
+    lambda: cunorm.layer_norm(X, rstd=RSTD),
+    lambda: cunorm.normalize(X, count=8),
+    lambda: cunorm.normalize(X, correction=RSTD, rstd=RSTD),
+    lambda: rms_backward(X, X, rstd=RSTD, count=16),
+    lambda: rms_backward(X, X, rstd=RSTD, sums=RSTD),
+    lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD, mean=RSTD, sums=SUMS),
+    lambda: rms_backward(X, X, rstd=RSTD, sums=cunorm.Sums(RSTD, RSTD)),
+    lambda: rms_backward(X, X, rstd=RSTD, sums=SUMS, count=0),
+]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",
     "/nowhere/g++": "CXX=",
@@ -75,6 +95,14 @@ ELSEWHERE = (  # other tests raise these messages, which need more than a plain 
     "a bfloat16 NumPy array needs",
     "a result of dtype float8_e4m3fn: a float8_e4m3fn NumPy array needs",
     "InternalTorchDynamoError",
+    "process_group ",
+    "x has 8 rows, and 7 on rank 1",
+    "groups is 2, expected 1 with process_group",
+    "a second derivative is asked for, expected first ones",
+    "weight is of type Tensor, expected a DTensor",
+    "x has placements",
+    "a module with process_group",
+    "axis_name is 'tp', but x",
     "x is spread over 4 devices",
     "this JAX's foreign function interface",
     "a compiled call of text version",
@@ -144,6 +172,8 @@ def jax_calls() -> Calls:
         lambda: rms(x, dtype="float64"),
         lambda: jax.hessian(lambda x: cunorm.jax.rms_norm(x)[0])(x),
         lambda: rms(deleted()),
+        lambda: cunorm.jax.rms_norm(x, axis_name="tp"),
+        lambda: cunorm.jax.rms_norm(x, groups=2, axis_name="tp"),
         exported,
     ]
 
@@ -166,6 +196,7 @@ def plain_messages() -> list[str]:
 PLAIN_SECTIONS = ("Arrays", "Scalars", "The backward", "out and workspace")
 SECTIONS = dict.fromkeys(PLAIN_SECTIONS, plain_messages) | {
     "Quantised results": lambda: messages_of(QUANTIZED),
+    "Split rows": lambda: messages_of(SPLIT),
     "PyTorch": lambda: messages_of(torch_calls()),
     "JAX": lambda: messages_of(jax_calls()),
 }
