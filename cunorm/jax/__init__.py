@@ -4,9 +4,15 @@
 The functions run the kernels through ``jax.ffi``: XLA allocates the arrays and orders the calls.
 Each function computes and rounds y as its namesake in `cunorm` does. All functions have in common:
 
-- They take the arguments of their namesakes except `out` and `workspace`. Arrays are JAX's, traced
-  or not, NumPy's, or objects with ``__jax_array__``; all other arguments are static. Results are
-  JAX arrays.
+- They take the arguments of their namesakes except `out`, `workspace` and given statistics. Arrays
+  are JAX's, traced or not, NumPy's, or objects with ``__jax_array__``; all other arguments are
+  static. Results are JAX arrays.
+- The row norms, except those with quantised results, take `axis_name`: the name of an axis of
+  ``jax.shard_map`` over which the rows of x are split, or a tuple of names. x, weight, bias, gate
+  and residual are then the parts of one device, and the devices exchange 12 bytes a row forward and
+  8 backward (4 and 4 without a mean; twice as many in float64). Results are those of whole rows,
+  with the same statistics on all devices. It needs groups=1. A name of no such axis is a
+  ValueError, also outside of ``shard_map``; so are rows that are known to be equal on all devices.
 - For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
   and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. For the gradient of a gate of the branch, x is saved beside the new stream. A

@@ -7,6 +7,7 @@ from jax import Array
 from cunorm._core.operands import Kind, present
 from cunorm._row_norm.quantized_spec import RowQuantizedSpec
 from cunorm._row_norm.spec import RowNormSpec
+from cunorm._row_norm.split_plan import COMBINE_MOMENTS
 from cunorm.jax._call import Arrays, Call, gates_branch, replace_interned
 
 
@@ -18,6 +19,8 @@ def merged(
     The axis of examples is the first, also in the batched arrays. It becomes x's first leading axis
     or, in a group norm, a part of the axis of samples.
     """
+    if call.op is COMBINE_MOMENTS:
+        return _combined(call, arrays) if all(batched) else None
     op, spec, is_row = call.op, call.spec, isinstance(call.spec, RowNormSpec)
     ndim, shared = len(present(call.inputs[op.x]).shape), _shared(call)
     results = {op.outputs[slot - op.first_output] for slot, _ in call.plan.outputs}
@@ -47,6 +50,14 @@ def merged(
     except ValueError:  # with the axis of examples, rows share parameters along too many axes
         return None
     return one, tuple(inputs.values())
+
+
+def _combined(call: Call, arrays: Arrays) -> tuple[Call, Arrays]:
+    """Return the call that combines the moments of all examples: parts stay the first axis."""
+    moved = tuple([jnp.moveaxis(array, 0, 1) for array in arrays])
+    given = iter(moved)
+    inputs = [None if one is None else next(given) for one in call.inputs]
+    return Call.on(call.op, call.spec, inputs), moved
 
 
 def _scale_of_examples(call: Call, size: int, is_batched: bool, array: Array) -> Array:

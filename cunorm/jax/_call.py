@@ -17,12 +17,20 @@ from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
+from cunorm._row_norm.split_plan import (
+    COMBINE_MOMENTS,
+    ROW_GIVEN,
+    ROW_GIVEN_SUMS,
+    ROW_MOMENTS,
+    ROW_SUMS,
+)
 
 Arrays = tuple[Array, ...]
 OptionalArrays = Sequence[Array | None]
 Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
-_ALL = (ROW_FORWARD, ROW_BACKWARD, ROW_QUANTIZED, GROUP_FORWARD, GROUP_BACKWARD)
+_OF_SPLIT_ROWS = (ROW_MOMENTS, COMBINE_MOMENTS, ROW_GIVEN, ROW_SUMS, ROW_GIVEN_SUMS)
+_ALL = (ROW_FORWARD, ROW_BACKWARD, ROW_QUANTIZED, GROUP_FORWARD, GROUP_BACKWARD, *_OF_SPLIT_ROWS)
 _OPS = {op.name: op for op in _ALL}
 
 
@@ -103,4 +111,6 @@ def picker(sources: Iterable[int], slots: Iterable[int]) -> Picker:
     The tuple begins with a stand-in for absent arrays; then come the arrays of the source slots.
     """
     ranks = {source: rank for rank, source in enumerate(sources, 1)}
-    return itemgetter(*[ranks.get(slot, 0) for slot in slots])
+    first, *others = [ranks.get(slot, 0) for slot in slots]
+    # An itemgetter of one item returns no tuple.
+    return itemgetter(first, *others) if others else lambda arrays: (arrays[first],)

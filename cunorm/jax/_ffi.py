@@ -107,7 +107,7 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
     plan, like = call.plan, arrays[0]
     outputs = [_struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
     if call.is_empty:
-        axes = _varying(like)
+        axes = varying(like)
         return tuple(_vary(jnp.zeros(one.shape, one.dtype), axes) for one in outputs)
     # The workspace on a GPU is one more result, which is dropped.
     size = plan.workspace_bound(None)
@@ -132,7 +132,7 @@ def match_varying_axes(arrays: OptionalArrays) -> tuple[Array | None, ...]:
     In reverse mode, JAX's transpose of this sums an array's gradient over the axes added to it, and
     shards the gradient of an array that was sharded over an explicit mesh.
     """
-    axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
+    axes = frozenset().union(*(varying(array) for array in arrays if array is not None))
     return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
 
 
@@ -144,11 +144,11 @@ def _whole(array: Array) -> Array:
 
 
 def _vary(array: Array, axes: frozenset[object]) -> Array:
-    missing = tuple(sorted(axes - _varying(array), key=str))
+    missing = tuple(sorted(axes - varying(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
-def _varying(array: Array) -> frozenset[object]:
+def varying(array: Array) -> frozenset[object]:
     return jax.typeof(array).manual_axis_type.varying
 
 
@@ -158,8 +158,8 @@ def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct
     if found.sharding.mesh.empty:
         return ShapeDtypeStruct(shape, dtype)
     sharding = jax.NamedSharding(found.sharding.mesh, jax.P(*(None,) * len(shape)))
-    varying = found.manual_axis_type
-    return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
+    kind = found.manual_axis_type
+    return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=kind)
 
 
 # --- the targets ----------------------------------------------------------------------------------

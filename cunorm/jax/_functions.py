@@ -12,12 +12,11 @@ from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars
 from cunorm._row_norm.kernels import forward_inputs
-from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import forward_scalars, l2_scalars
+from cunorm.jax._split import AxisName, row_norm
 from cunorm.jax._vjp import ArrayLike, Norm
 from cunorm.results import AddNorm
 
-_ROW = Norm(ROW_FORWARD, ROW_BACKWARD)
 _GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD)
 
 
@@ -35,6 +34,7 @@ def rms_norm(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> Array:
     """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
@@ -47,7 +47,7 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def layer_norm(
@@ -64,6 +64,7 @@ def layer_norm(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> Array:
     """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
@@ -74,7 +75,7 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
-    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def l2_norm(
@@ -84,6 +85,7 @@ def l2_norm(
     axis: int = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> Array:
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
 
@@ -92,7 +94,7 @@ def l2_norm(
     array([[0.6, 0.8]], dtype=float32)
     """
     scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
-    return _ROW(scalars, forward_inputs(x))[0]
+    return row_norm(axis_name)(scalars, forward_inputs(x))[0]
 
 
 def normalize(
@@ -111,6 +113,7 @@ def normalize(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> Array:
     """Scale each row of x to the length c, as `cunorm.normalize` does.
 
@@ -122,7 +125,7 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
-    return _ROW(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
 
 
 def add_rms_norm(
@@ -141,6 +144,7 @@ def add_rms_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
@@ -156,7 +160,7 @@ def add_rms_norm(
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
     scalars = forward_scalars("add_rms_norm", options, eps, dtype, residual_dtype, streams=True)
-    return AddNorm(*_ROW(scalars, inputs))
+    return AddNorm(*row_norm(axis_name)(scalars, inputs))
 
 
 def add_layer_norm(
@@ -175,6 +179,7 @@ def add_layer_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
 
@@ -188,7 +193,7 @@ def add_layer_norm(
     scalars = forward_scalars(
         "add_layer_norm", options, eps, dtype, residual_dtype, center=True, streams=True
     )
-    return AddNorm(*_ROW(scalars, inputs))
+    return AddNorm(*row_norm(axis_name)(scalars, inputs))
 
 
 def add_normalize(
@@ -209,6 +214,7 @@ def add_normalize(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     residual_dtype: DTypeLike | None = None,
+    axis_name: AxisName | None = None,
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
 
@@ -224,7 +230,7 @@ def add_normalize(
     scalars = forward_scalars(
         "add_normalize", options, eps, dtype, residual_dtype, center=center, c=key, streams=True
     )
-    return AddNorm(*_ROW(scalars, inputs))
+    return AddNorm(*row_norm(axis_name)(scalars, inputs))
 
 
 def group_norm(

@@ -13,14 +13,14 @@ from jax import Array
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from cunorm._core.dtypes import dtype_of
+from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, OpSpec, SpecT, backward_spec
 from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type, shown
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call, gates_branch, replace_interned
+from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
 
 
 class SupportsJaxArray(Protocol):
@@ -32,6 +32,7 @@ class SupportsJaxArray(Protocol):
 ArrayLike: TypeAlias = Array | HostArray | SupportsJaxArray
 Inputs = tuple[Any, ...]  # an ArrayLike or None for each operand
 Results = tuple[Array, Any]  # y, and the new residual stream or None
+Outputs = dict[str, Array | None]
 
 _ARRAYS = (Array, np.ndarray)
 
@@ -44,8 +45,18 @@ class Norm:
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
         spec, arrays, is_traced = checked(self.forward, scalars, arrays)
         if is_traced:
-            return _run_traced(self, spec, arrays)
+            return run_traced(self, spec, arrays)
         return _compiled(self.forward, spec)(arrays)
+
+    def run(self, spec: Any, arrays: OptionalArrays, *, saves: bool) -> Outputs:
+        """Return y and the new stream, with `saves` also the statistics of rows."""
+        own = replace_interned(spec, saves=True) if saves else spec
+        return _ffi.run(self.forward, own, arrays)
+
+    def derive(self, spec: Any, x_dtype: DType, needs: tuple[str, ...], given: Outputs) -> Outputs:
+        """Return the gradients of the operands in `needs`; `given` has the backward's inputs."""
+        of_backward = backward_spec(self.backward, spec, x_dtype, needs)
+        return _ffi.run(self.backward, of_backward, [*map(given.get, self.backward.inputs)])
 
 
 def checked(
@@ -97,7 +108,7 @@ def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
     return jax.jit(function, inline=True)
 
 
-def _run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
+def run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     """Return the results for arrays that JAX transforms, perhaps for a derivative."""
     _ = Call.on(norm.forward, spec, arrays).plan  # this refuses wrong input
     function: Callable[[Inputs], Results] = partial(_norm, norm, spec)
@@ -114,7 +125,7 @@ def _y_and_stream(outputs: dict[str, Any]) -> Results:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _norm(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
-    return _y_and_stream(_ffi.run(norm.forward, spec, arrays))
+    return _y_and_stream(norm.run(spec, arrays, saves=False))
 
 
 # The saved arrays by their names in the backward (inputs, the new stream, mean and rstd), and empty
@@ -126,7 +137,7 @@ _Saved = tuple[dict[str, Array | None], Array | HostArray, Array | HostArray]
 
 def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results, _Saved]:
     inputs = [primal and primal.value for primal in primals]
-    outputs = _ffi.run(norm.forward, replace_interned(spec, saves=True), inputs)
+    outputs = norm.run(spec, inputs, saves=True)
     y, stream = _y_and_stream(outputs)
     operands = dict(zip(norm.forward.inputs, inputs, strict=True))
     known, x_dtype = operands | outputs, operands["x"].dtype
@@ -142,7 +153,8 @@ def _norm_and_saved(norm: Norm, spec: OpSpec, primals: Inputs) -> tuple[Results,
     return (y, stream), (arrays, note, like_residual)
 
 
-_OF_NORM = ("x", "weight", "mean", "rstd")  # of a backward's inputs, those that the norm reads
+# Of a backward's inputs, those that the norm reads.
+_OF_NORM = ("x", "weight", "mean", "correction", "rstd")
 
 
 def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> tuple[Inputs]:
@@ -151,24 +163,23 @@ def _gradients(norm: Norm, spec: OpSpec, saved: _Saved, cotangents: Results) -> 
     (arrays, note, like_residual), names = saved, norm.forward.inputs
     wanted = [name for name, flag in zip(names, note.shape[1:], strict=True) if flag]
     needs = {"x" if name == "residual" else name for name in wanted}
-    gradients: dict[str, Array | None] = {}
+    gradients: Outputs = {}
     if dy is None and d_residual is not None:  # of the results, only the stream was used
         if gates_branch(spec):  # all that the norm reads is 0: 0 * inf would be NaN
             arrays = {
                 name: jnp.zeros_like(one) if one is not None and name in _OF_NORM else one
                 for name, one in arrays.items()
             }
+            arrays |= {"sums.sum_dr": arrays.get("mean"), "sums.sum_r_dr": arrays["rstd"]}
             dy, needs = arrays["x"], needs & {"x", "gate"}
         else:
             gradients = {"dx": d_residual.astype(note.dtype), "dresidual": d_residual}
     if dy is not None and needs:
         x = dtype_of(spec.function, "x", note.dtype)
-        of_backward = backward_spec(norm.backward, spec, x, tuple(sorted(needs)))
         given = {**arrays, "dy": dy, "d_residual": d_residual}
         if "gate" not in needs:
             given["branch"] = None
-        inputs = [given.get(name) for name in norm.backward.inputs]
-        gradients = _ffi.run(norm.backward, of_backward, inputs)
+        gradients = norm.derive(spec, x, tuple(sorted(needs)), given)
     dresidual = gradients.get("dresidual")
     if dresidual is not None:  # it has the dtype of the new stream
         gradients["dresidual"] = dresidual.astype(like_residual.dtype)

@@ -16,7 +16,7 @@ from jax.experimental.serialize_executable import deserialize_and_load
 
 import cunorm.jax
 from cunorm.jax import add_rms_norm, group_norm, rms_norm, rms_norm_quantized
-from tests.support import jax_formulas
+from tests.support import jax_formulas, jax_split
 
 DRAWN = np.random.default_rng(0)
 X, RESIDUAL, WEIGHT = (
@@ -174,5 +174,6 @@ if __name__ == "__main__":
         check_quantized_norms(mesh)
     check_pmap_with_kernels_of_several_threads_on_all_devices_at_once()
     check_an_executable_of_another_process(sys.argv[1])
+    jax_split.check_some()
     pending = [jax.jit(slow)(jax.device_put(jnp.ones((256, 256)), one)) for one in devices]
     print("checked")

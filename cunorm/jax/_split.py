@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""Norms of rows that are split over an axis of devices: `axis_name` of the row norms.
+
+Forward, each device finds the moments of its part of a row, all devices gather them (12 bytes a row
+for each device with center, else 4; twice as many in float64), and each combines them in the order
+of the devices. So all devices have equal statistics. The gradient of x needs the sums over whole
+rows, which are gathered likewise (8 bytes a row or 4).
+"""
+
+from __future__ import annotations  # keeps the names of type aliases in help()
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from cunorm._core.dtypes import DType, dtype_of
+from cunorm._core.memo import memoize
+from cunorm._core.operands import present
+from cunorm._core.plan import OpDef, OpSpec
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import GATE_DEFAULTS
+from cunorm._row_norm.split import count_of
+from cunorm._row_norm.split_plan import (
+    COMBINE_MOMENTS,
+    ROW_GIVEN,
+    ROW_GIVEN_SUMS,
+    ROW_MOMENTS,
+    ROW_SUMS,
+)
+from cunorm.jax import _ffi
+from cunorm.jax._call import OptionalArrays
+from cunorm.jax._vjp import Inputs, Norm, Outputs, Results, checked, run_traced
+
+AxisName: TypeAlias = str | tuple[str, ...]
+
+_WHOLE = Norm(ROW_FORWARD, ROW_BACKWARD)
+
+
+def row_norm(axis_name: AxisName | None) -> Norm:
+    """Return the norm of rows that are whole or, with a name, split over an axis of devices."""
+    return _WHOLE if axis_name is None else SplitNorm(ROW_FORWARD, ROW_GIVEN_SUMS, axis_name)
+
+
+@dataclass(frozen=True)
+class SplitNorm(Norm):
+    axis_name: AxisName
+
+    def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
+        spec, arrays, _ = checked(self.forward, scalars, arrays)
+        if spec.groups != 1:
+            raise ValueError(
+                f"{spec.function}: axis_name is {self.axis_name!r} and groups is {spec.groups}, "
+                "expected groups=1: give each device whole groups, and leave axis_name out"
+            )
+        if self._size(spec) == 1:
+            return _WHOLE(scalars, arrays)
+        self._check_split(spec, arrays)
+        return run_traced(self, spec, arrays)
+
+    def _size(self, spec: OpSpec) -> int:
+        """Return the number of devices that share a row."""
+        # An axis of jax.vmap would do for y, but JAX runs the gradient outside of such an axis.
+        axes, names = tuple(jax.sharding.get_abstract_mesh().manual_axes), self._names
+        are_known = all(name in axes for name in names)
+        if not names or not are_known or len(set(names)) < len(names):
+            raise ValueError(
+                f"{spec.function}: axis_name is {self.axis_name!r}, expected the name of an axis "
+                "of jax.shard_map around this call, or a tuple of different names"
+            )
+        return jax.lax.axis_size(names)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.axis_name if isinstance(self.axis_name, tuple) else (self.axis_name,)
+
+    def _check_split(self, spec: OpSpec, arrays: Inputs) -> None:
+        """Refuse rows that are known to be equal on all devices of the axis."""
+        found = frozenset().union(*(_ffi.varying(one) for one in arrays if one is not None))
+        for name in self._names:
+            # With check_vma=False, no array is known to vary, not even an index.
+            known = jax.eval_shape(partial(jax.lax.axis_index, name)).manual_axis_type
+            if known is not None and name in known.varying - found:
+                raise ValueError(
+                    f"{spec.function}: axis_name is {self.axis_name!r}, but x does not vary over "
+                    f"{name!r}, expected rows that are split over it: leave it out for whole rows"
+                )
+
+    def run(self, spec: Any, arrays: OptionalArrays, *, saves: bool) -> Outputs:
+        del saves  # the statistics are always there
+        given = dict(zip(self.forward.inputs, arrays, strict=True))
+        x, stays = present(given["x"]), spec.gate_position == "post"  # the gate is left for y
+        gate = _MOMENTS_GATE if stays else {}
+        own = _spec(ROW_MOMENTS, spec, round_before_weight=False, **gate)
+        inputs = (x, None if stays else given["gate"], given["residual"])
+        moments = _ffi.run(ROW_MOMENTS, own, inputs)
+        statistics = self._statistics(spec, moments, count_of(x, spec.axis, 1))
+        is_branch, stream = spec.gate_position == "branch", moments["residual"]
+        own = _spec(
+            ROW_GIVEN,
+            spec,
+            count=self._count(spec, x),
+            x_dtype=dtype_of(spec.function, "x", x.dtype),
+            **(GATE_DEFAULTS if is_branch else {}),
+        )
+        given |= {"x": x if stream is None else stream, **statistics}
+        if is_branch:
+            given["gate"] = None
+        y = _ffi.run(ROW_GIVEN, own, [*map(given.get, ROW_GIVEN.inputs)])
+        return {**y, "residual": stream, **statistics}
+
+    def _count(self, spec: Any, x: Array) -> int:
+        """Return the number of elements of a whole row."""
+        return count_of(x, spec.axis, 1) * self._size(spec)
+
+    def _statistics(self, spec: Any, moments: Outputs, width: int) -> Outputs:
+        """Return the statistics of whole rows from the moments of parts of `width` elements."""
+        names = ("mean", "correction", "m2") if spec.center else ("m2",)
+        parts = self._gathered(moments, names)
+        eps = spec.mean_eps(width * self._size(spec))
+        own = COMBINE_MOMENTS.parse(spec.function, eps, width)
+        inputs = [parts.get(one.removeprefix("moments.")) for one in COMBINE_MOMENTS.inputs]
+        return _ffi.run(COMBINE_MOMENTS, own, inputs)
+
+    def _gathered(self, arrays: Outputs, names: tuple[str, ...]) -> dict[str, Array]:
+        """Return the arrays of all devices, on a new first axis, by one exchange."""
+        own = jnp.stack([present(arrays[name]) for name in names])
+        found = jax.lax.all_gather(own, self._names)
+        return {name: found[:, number] for number, name in enumerate(names)}
+
+    def derive(self, spec: Any, x_dtype: DType, needs: tuple[str, ...], given: Outputs) -> Outputs:
+        needs_sums = "x" in needs or ("gate" in needs and spec.gate_position != "post")
+        if needs_sums and given.get("sums.sum_r_dr") is None:
+            given = given | self._sums(spec, given)
+        own = _spec(
+            ROW_GIVEN_SUMS,
+            spec,
+            x_dtype=x_dtype,
+            needs=needs,
+            accumulate=False,
+            count=self._count(spec, present(given["x"])),
+        )
+        return _ffi.run(ROW_GIVEN_SUMS, own, [*map(given.get, ROW_GIVEN_SUMS.inputs)])
+
+    def _sums(self, spec: Any, given: Outputs) -> Outputs:
+        """Return the sums over whole rows, which are added in the same order on all devices."""
+        is_branch = spec.gate_position == "branch"
+        own = _spec(ROW_SUMS, spec, **(GATE_DEFAULTS if is_branch else {}))
+        inputs = {**given, "gate": None} if is_branch else given
+        sums = _ffi.run(ROW_SUMS, own, [*map(inputs.get, ROW_SUMS.inputs)])
+        names = tuple(name for name, one in sums.items() if one is not None)
+        parts = self._gathered(sums, names)
+        return {f"sums.{name}": one.sum(0) for name, one in parts.items()}
+
+
+_MOMENTS_GATE = {"gate_activation": "silu", "gate_position": "pre"}  # if there is no gate
+
+
+@memoize()
+def _spec(op: OpDef[Any], forward: Any, **own: object) -> Any:
+    """Return the OpSpec of a piece of a norm; equal arguments give the same object."""
+    names = [one.name for one in fields(op.spec_type)]
+    return op.spec_type(*(own[name] if name in own else getattr(forward, name) for name in names))
