@@ -126,7 +126,9 @@ class SplitCall:
 
     def _of_parts(self, *names: str) -> list[dict[str, Any]]:
         cut = {name: self.parts.cut(self.arrays[name]) for name in names}
-        return [{name: self._put(cut[name][i]) for name in names} for i in range(len(self.parts[0]))]
+        return [
+            {name: self._put(cut[name][i]) for name in names} for i in range(len(self.parts[0]))
+        ]
 
     def moments(self) -> list[Moments[Any]]:
         """Return the moments of each part."""
