@@ -15,6 +15,7 @@ import cunorm
 from cunorm import NormForward, NormGrads
 from tests.support.bounds import assert_within, check_backward, check_forward, ulp
 from tests.support.caches import fresh_process
+from tests.support.gpu_arrays import OnCupy
 from tests.support.operands import DTYPES
 from tests.support.row_errors import row_max
 from tests.support.split import SplitCall
@@ -76,6 +77,13 @@ def drawn(seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(150))
 def test_drawn_norms_of_parts_are_those_of_whole_rows(seed):
     SplitCall(drawn(seed)).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(150))
+def test_drawn_norms_of_parts_are_those_of_whole_rows_on_a_gpu(seed):
+    SplitCall(drawn(seed), OnCupy()).check()
 
 
 @pytest.mark.parametrize("seed", range(0, 150, 6))

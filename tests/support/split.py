@@ -19,6 +19,7 @@ from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import DTYPES, Array
 
+PARAMETERS = ("weight", "bias", "gate")
 OF_ROWS = ("axis", "groups", "gate_activation", "gate_position")
 DEFAULTS: dict[str, Any] = {
     **{"x": "float32", "weight": "float32", "bias": "float32", "residual": None, "stream": None},
@@ -205,20 +206,37 @@ class SplitCall:
 
     def check(self) -> tuple[NormForward[Any], NormGrads[Any]]:
         """Run both directions, check them against their bounds, and return their results."""
+        f, found = self.check_forward()
+        return f, self.check_backward(found)
+
+    def check_forward(self) -> tuple[NormForward[Any], Statistics[Any]]:
         f, found = self.forward()
-        arrays = {name: self.arrays[name] for name in ("weight", "bias", "gate")}
-        given = arrays | self.options
-        x, stream = self.arrays["x"], self.stream
-        residual_dtype = self.case["stream"] and DTYPES[self.case["stream"]]
-        residual = {"residual": self.arrays["residual"], "residual_dtype": residual_dtype}
-        check_forward(f, x=x, **residual, **given)
+        dtype = self.case["stream"] and DTYPES[self.case["stream"]]
+        names = ("x", "residual", *PARAMETERS)
+        given = {name: self.arrays[name] for name in names} | self.options
+        check_forward(f, **given, residual_dtype=dtype)
         self._check_mean(found)
+        return f, found
+
+    def check_backward(self, found: Statistics[Any]) -> NormGrads[Any]:
         grads = self.backward(found)
-        more = {"d_residual": self.arrays["d_residual"], "x_dtype": x.dtype}
-        if self.is_branch:
-            more["branch"] = x
-        check_backward(grads, self.arrays["dy"], stream, **more, **given)
-        return f, grads
+        given = {name: self.arrays[name] for name in ("dy", "d_residual", *PARAMETERS)}
+        x = self.arrays["x"]
+        branch = {"branch": x} if self.is_branch else {}
+        check_backward(grads, x=self.stream, x_dtype=x.dtype, **branch, **given, **self.options)
+        return grads
+
+    def exact(self) -> Statistics[Any]:
+        """Return the statistics, rounded, of rows that are x: no group, pre-gate or residual."""
+        self.stream, dtype = self.arrays["x"], "f8" if self.case["x"] == "float64" else "f4"
+        x, eps = self.stream.astype(np.float64), self.case["eps"]
+        if not self.case["center"]:
+            return Statistics(None, (1 / np.sqrt((x * x).mean(-1) + eps)).astype(dtype))
+        mean = x.mean(-1).astype(dtype)
+        q = x - mean[..., None]
+        correction = q.mean(-1)
+        rstd = 1 / np.sqrt(((q - correction[..., None]) ** 2).mean(-1) + eps)
+        return Statistics(mean, rstd.astype(dtype), correction.astype(dtype))
 
     def _check_mean(self, found: Statistics[Any]) -> None:
         """Check mean + correction: about 48 bits of p, and 4 u of its standard deviation.
