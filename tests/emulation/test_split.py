@@ -167,7 +167,8 @@ def bytes_of(planned: Planned, **case: Any) -> tuple[dict[str, tuple[int, int]],
 
     Parameters are left out: they stay in a cache.
     """
-    call = call_of(planned, weight=None, bias=None, **case)
+    plain = {"weight": None, "bias": None, "gate": None, "needs": ("x",)}
+    call = call_of(planned, **plain, **case)
     with planned.machine() as planned_launches, counting() as launches:
         run(call, planned.kernel)
     size = call.arrays["x"].nbytes // 2  # of a part
