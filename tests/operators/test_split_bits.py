@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
@@ -114,6 +115,43 @@ def test_a_correction_of_none_is_zero():
         for correction in (None, np.zeros_like(mean))
     )
     assert_same_bits(one, other)
+
+
+def test_many_rows_are_combined_as_a_few_are():
+    moments = stacked(SplitCall(FAR).moments(), np.asarray)
+    few = cunorm.combine_moments(moments, eps=1e-5)
+    names = ("mean", "m2", "correction")
+    times = 120  # 600 rows
+    many = moments._replace(**{name: np.tile(getattr(moments, name), times) for name in names})
+    expected = Statistics(*(np.tile(array, times) for array in few))
+    assert_same_fields(cunorm.combine_moments(many, eps=1e-5), expected)
+
+
+def exact_mean(moments: Moments[Any], row: int) -> Fraction:
+    """Return the mean of a row, as a fraction."""
+    parts = zip(moments.mean[:, row], moments.correction[:, row], moments.count, strict=True)
+    total = sum(Fraction(int(n)) * (Fraction(float(a)) + Fraction(float(b))) for a, b, n in parts)
+    return total / sum(Fraction(int(n)) for n in moments.count)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("float32", 1e4), ("float64", 1e4), ("float64", 1e14)])
+def test_combined_means_have_twice_the_digits_of_their_dtype(dtype, far):
+    """The error is at most 2**-103 of the mean and 2**-50 of the deviation, then rounded once."""
+    rng = np.random.default_rng(3)
+    mean = far * np.sign(rng.standard_normal(9)) + rng.standard_normal((5, 9))
+    spread = np.abs(mean - mean[0]).max()
+    correction = 2.0**-25 * rng.standard_normal((5, 9))
+    moments = Moments(*(a.astype(dtype) for a in (mean, np.abs(mean), np.arange(1, 6))))
+    moments = moments._replace(correction=correction.astype(dtype))
+    found = cunorm.combine_moments(moments, eps=1e-5)
+    for row in range(9):
+        exact = exact_mean(moments, row)
+        got = Fraction(float(found.mean[row])) + Fraction(float(found.correction[row]))
+        bound = 2.0**-103 * abs(float(exact)) + 2.0**-50 * spread
+        if dtype == "float32":
+            bound += float(np.spacing(np.abs(found.correction[row]))) / 2
+        assert abs(float(got - exact)) <= bound
+        assert abs(float(found.correction[row])) <= 0.51 * np.spacing(np.abs(found.mean[row]))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e4 + 0.3, -3e-5, 123456.7, 1e-20])
