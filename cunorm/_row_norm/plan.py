@@ -34,6 +34,7 @@ from cunorm._row_norm.spec import (
     RowForwardSpec,
     RowNormSpec,
     check_mean,
+    check_sums,
 )
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
@@ -124,6 +125,7 @@ def plan_backward(
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
     results, outputs = check_results(spec, types_of, inputs, given, geometry)
     reads = _read_inputs(spec, inputs, results)
+    check_sums(spec, reads)
     operands = reads | results
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
