@@ -111,12 +111,17 @@ def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) ->
     return tuple(name for name in allowed if name in value)
 
 
-def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, OptionalSpec]]) -> None:
+def same_device(
+    function: str,
+    x: TensorSpec,
+    operands: Iterable[tuple[str, OptionalSpec]],
+    of: str = "x",
+) -> None:
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
             raise ValueError(
                 f"{function}: {argument} is on {operand.device}, expected {x.device}, "
-                "the device of x"
+                f"the device of {of}"
             )
 
 

@@ -34,6 +34,7 @@ from cunorm._row_norm.spec import (
     RowForwardSpec,
     RowNormSpec,
     check_mean,
+    check_sums,
 )
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
@@ -69,9 +70,7 @@ def _rstd_dtype(inputs: Specs) -> DType | None:
     return optional_dtype(inputs.get("rstd"))
 
 
-def _sharing(
-    spec: RowForwardSpec, inputs: Specs, results: Specs
-) -> tuple[Aliases, SharedOutputs]:
+def _sharing(spec: RowForwardSpec, inputs: Specs, results: Specs) -> tuple[Aliases, SharedOutputs]:
     """Return which inputs' memory the results may have, and whether x is returned as the stream."""
     # The stream may overwrite only x and residual: after the kernel writes the stream, it reads
     # gate, weight and bias, but neither x nor residual. y may overwrite any input, except x where
@@ -126,8 +125,7 @@ def plan_backward(
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
     results, outputs = check_results(spec, types_of, inputs, given, geometry)
     reads = _read_inputs(spec, inputs, results)
-    if spec.center and reads.get("sum_r_dr") is not None and reads["sum_dr"] is None:
-        raise ValueError(f"{function}: sums.sum_dr is None, expected it as rows are centred")
+    check_sums(spec, reads)
     operands = reads | results
     formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):

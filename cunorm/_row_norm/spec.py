@@ -182,13 +182,23 @@ class RowBackwardSpec(RowNormSpec):
 def check_mean(spec: RowNormSpec, inputs: Specs) -> None:
     """Check that the mean, and its correction, are given if rows are centred, and only then."""
     if spec.center and inputs["mean"] is None:
+        source = "that combine_moments" if isinstance(spec, RowForwardSpec) else "that the forward"
         raise ValueError(
-            f"{spec.function}: mean is None, expected the mean that the forward returned, as rows "
-            "are centred"
+            f"{spec.function}: mean is None, expected the mean {source} returned, as rows are "
+            "centred"
         )
     for name in ("mean", "correction", "sum_dr") if not spec.center else ():
         argument = f"sums.{name}" if name == "sum_dr" else name
         validate.absent(spec.function, argument, inputs.get(name), "center is False")
+
+
+def check_sums(spec: RowNormSpec, reads: Specs) -> None:
+    """Check that sum_dr is given if rows are centred and sums are read."""
+    if spec.center and reads.get("sum_r_dr") is not None and reads["sum_dr"] is None:
+        raise ValueError(
+            f"{spec.function}: sums.sum_dr is None, expected that of normalize_backward_sums with "
+            "center=True, as rows are centred"
+        )
 
 
 class RowOptions(NamedTuple):

@@ -4,7 +4,7 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from math import prod
-from numbers import Integral
+from numbers import Number
 from typing import Any
 
 from cunorm._core import validate
@@ -20,6 +20,8 @@ from cunorm._row_norm.split_plan import (
     ROW_SUMS,
 )
 from cunorm.results import Moments, NormGrads, Statistics, Sums
+
+_RSTD = ROW_GIVEN.inputs.index("rstd")
 
 
 def row_moments(
@@ -158,7 +160,7 @@ def combine_moments(
         got = validate.describe_type(type(moments))
         raise TypeError(f"combine_moments: moments is {got}, expected a Moments")
     mean, m2, count, correction, _ = moments
-    is_number = isinstance(count, Integral)
+    is_number = isinstance(count, Number)
     if count is None:
         raise ValueError("combine_moments: moments.count is None, expected a number or an array")
     scalars = ("combine_moments", eps, count if is_number else None)
@@ -235,6 +237,10 @@ def normalize_backward_sums(
 
 def given_norm(scalars: Scalars, arrays: Arrays, count: object = None) -> Any:
     """Return y of a norm that is given statistics; `arrays` are those of ROW_GIVEN."""
+    if arrays[_RSTD] is None:
+        raise TypeError(
+            f"{scalars[0]}: rstd is None, expected an array, as mean, correction or count is given"
+        )
     return dispatch(ROW_GIVEN, (*scalars, count, None), (*arrays, None))[0]
 
 

@@ -33,7 +33,6 @@ from cunorm._core.tensor import (
 )
 from cunorm._row_norm.plan import geometry_of, lower, plan_backward, plan_forward, workspace_bound
 from cunorm._row_norm.row_kernel import RowKernel
-from cunorm._row_norm.spec import check_mean
 from cunorm._row_norm.split_kernels import (
     COMBINED_TABLE,
     GIVEN_TABLE,
@@ -44,12 +43,14 @@ from cunorm._row_norm.split_kernels import (
     SumsTypes,
 )
 from cunorm._row_norm.split_spec import (
+    COMBINE_CHECKS,
     SPLIT_CHECKS,
     CombineSpec,
     RowGivenSpec,
     RowGivenSumsSpec,
     RowMomentsSpec,
     RowSumsSpec,
+    check_statistics,
 )
 from cunorm.reference import (
     combine_moments,
@@ -71,7 +72,7 @@ def plan_sums(spec: RowSumsSpec, specs: OptionalSpecs) -> Plan:
     compute = compute_type(x.dtype, rstd.dtype)
     geometry = geometry_of(spec, x, compute)
     spec.check_options(inputs)
-    check_mean(spec, inputs)
+    check_statistics(spec, inputs)
     if not spec.center:
         validate.absent(spec.function, "out.sum_dr", given["sum_dr"], "center is False")
     check_inputs(spec.function, SumsTypes, inputs, geometry)
@@ -99,9 +100,9 @@ def plan_combine(spec: CombineSpec, specs: OptionalSpecs) -> Plan:
     results = dict(given)
     dtypes, outputs = spec.result_dtypes(dtypes_of(inputs)), []
     for slot, (name, one) in enumerate(given.items(), len(inputs)):
-        argument = f"out.{name.removesuffix('_out')}"
+        argument = spec.output_names[slot - len(inputs)]
         if name not in dtypes:
-            validate.absent(spec.function, argument, one, "there are no means")
+            validate.absent(spec.function, argument, one, "moments.mean is None")
         elif one is not None:
             validate.output(spec.function, argument, one, m2.shape[1:], WHOLE)
             _check_dtype(spec, argument, one, m2)
@@ -110,7 +111,7 @@ def plan_combine(spec: CombineSpec, specs: OptionalSpecs) -> Plan:
             outputs.append(OutputSpec(slot, new))
     names = (*(f"moments.{name}" for name in _Combined.names), *spec.output_names)
     arrays = (*inputs.values(), *given.values())
-    validate.same_device(spec.function, m2, zip(names, arrays, strict=True))
+    validate.same_device(spec.function, m2, zip(names, arrays, strict=True), of="moments.m2")
     copies = tuple(
         InputCopy(slot)
         for slot, (name, one) in enumerate(inputs.items())
@@ -278,7 +279,7 @@ COMBINE_MOMENTS = OpDef(
     input_slots=_Combined.inputs,
     result_slots=_Combined.results,
     spec_type=CombineSpec,
-    checks=SPLIT_CHECKS,
+    checks=COMBINE_CHECKS,
     plan=plan_combine,
     reference=_combined_by_reference,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, compute_type, parse_optional_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, Specs, present
 from cunorm._core.plan import Checks, SpecT
@@ -66,7 +66,7 @@ class RowGivenSpec(RowForwardSpec):
 
     def check_options(self, inputs: Specs) -> None:
         RowForwardSpec.check_options(self, inputs)
-        check_mean(self, inputs)
+        check_statistics(self, inputs)
 
     def k(self, width: int) -> float:
         return RowForwardSpec.k(self, self.count or width)
@@ -111,16 +111,35 @@ class CombineSpec:
         return 0
 
 
+def check_statistics(spec: RowNormSpec, inputs: Specs) -> None:
+    """Check that given statistics are those that the norm needs, and their dtypes."""
+    check_mean(spec, inputs)
+    rstd = present(inputs["rstd"]).dtype
+    if rstd not in (FLOAT32, FLOAT64):
+        raise TypeError(f"{spec.function}: rstd has dtype {rstd}, expected float32 or float64")
+    for name in ("mean", "correction"):
+        one = inputs[name]
+        if one is not None and one.dtype is not rstd:
+            raise TypeError(
+                f"{spec.function}: {name} has dtype {one.dtype}, expected {rstd}, that of rstd"
+            )
+
+
 def _count(function: str, argument: str, value: object) -> int | None:
     if value is None:
         return None
     count = validate.integer(function, argument, value)
     if count < 1:
-        raise ValueError(f"{function}: count is {count}, expected at least 1")
+        raise ValueError(f"{function}: {argument} is {count}, expected at least 1")
     return count
 
 
+def _count_of_parts(function: str, argument: str, value: object) -> int | None:
+    return _count(function, f"moments.{argument}", value)
+
+
 SPLIT_CHECKS: Checks = CHECKS | {"count": _count, "x_dtype": parse_optional_dtype}
+COMBINE_CHECKS: Checks = SPLIT_CHECKS | {"count": _count_of_parts}
 
 
 # --- the pieces of a norm of split rows -----------------------------------------------------------

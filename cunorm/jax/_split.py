@@ -9,7 +9,7 @@ rows, which are gathered likewise (8 bytes a row or 4).
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,11 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from cunorm._core.dtypes import DType, dtype_of
-from cunorm._core.memo import memoize
 from cunorm._core.operands import present
-from cunorm._core.plan import OpDef, OpSpec
+from cunorm._core.plan import OpSpec
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import GATE_DEFAULTS
 from cunorm._row_norm.split import count_of
 from cunorm._row_norm.split_plan import (
     COMBINE_MOMENTS,
@@ -30,6 +28,13 @@ from cunorm._row_norm.split_plan import (
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,
     ROW_SUMS,
+)
+from cunorm._row_norm.split_spec import (
+    combine_spec,
+    given_spec,
+    given_sums_spec,
+    moments_spec,
+    sums_spec,
 )
 from cunorm.jax import _ffi
 from cunorm.jax._call import OptionalArrays
@@ -92,23 +97,15 @@ class SplitNorm(Norm):
     def run(self, spec: Any, arrays: OptionalArrays, *, saves: bool) -> Outputs:
         del saves  # the statistics are always there
         given = dict(zip(self.forward.inputs, arrays, strict=True))
-        x, stays = present(given["x"]), spec.gate_position == "post"  # the gate is left for y
-        gate = _MOMENTS_GATE if stays else {}
-        own = _spec(ROW_MOMENTS, spec, round_before_weight=False, **gate)
-        inputs = (x, None if stays else given["gate"], given["residual"])
-        moments = _ffi.run(ROW_MOMENTS, own, inputs)
-        statistics = self._statistics(spec, moments, count_of(x, spec.axis, 1))
-        is_branch, stream = spec.gate_position == "branch", moments["residual"]
-        own = _spec(
-            ROW_GIVEN,
-            spec,
-            count=self._count(spec, x),
-            x_dtype=dtype_of(spec.function, "x", x.dtype),
-            **(GATE_DEFAULTS if is_branch else {}),
-        )
+        x, gate, position = present(given["x"]), given["gate"], spec.gate_position
+        inputs = (x, None if position == "post" else gate, given["residual"])
+        moments = _ffi.run(ROW_MOMENTS, moments_spec(spec), inputs)
+        statistics, stream = self._statistics(spec, moments, x), moments["residual"]
         given |= {"x": x if stream is None else stream, **statistics}
-        if is_branch:
+        if position == "branch":
             given["gate"] = None
+        x_dtype = dtype_of(spec.function, "x", x.dtype)
+        own = given_spec(spec, x_dtype, self._count(spec, x))
         y = _ffi.run(ROW_GIVEN, own, [*map(given.get, ROW_GIVEN.inputs)])
         return {**y, "residual": stream, **statistics}
 
@@ -116,12 +113,11 @@ class SplitNorm(Norm):
         """Return the number of elements of a whole row."""
         return count_of(x, spec.axis, 1) * self._size(spec)
 
-    def _statistics(self, spec: Any, moments: Outputs, width: int) -> Outputs:
-        """Return the statistics of whole rows from the moments of parts of `width` elements."""
+    def _statistics(self, spec: Any, moments: Outputs, x: Array) -> Outputs:
+        """Return the statistics of whole rows from the moments of the parts."""
         names = ("mean", "correction", "m2") if spec.center else ("m2",)
         parts = self._gathered(moments, names)
-        eps = spec.mean_eps(width * self._size(spec))
-        own = COMBINE_MOMENTS.parse(spec.function, eps, width)
+        own = combine_spec(spec, self._count(spec, x), count_of(x, spec.axis, 1))
         inputs = [parts.get(one.removeprefix("moments.")) for one in COMBINE_MOMENTS.inputs]
         return _ffi.run(COMBINE_MOMENTS, own, inputs)
 
@@ -135,32 +131,14 @@ class SplitNorm(Norm):
         needs_sums = "x" in needs or ("gate" in needs and spec.gate_position != "post")
         if needs_sums and given.get("sums.sum_r_dr") is None:
             given = given | self._sums(spec, given)
-        own = _spec(
-            ROW_GIVEN_SUMS,
-            spec,
-            x_dtype=x_dtype,
-            needs=needs,
-            accumulate=False,
-            count=self._count(spec, present(given["x"])),
-        )
+        count = self._count(spec, present(given["x"]))
+        own = given_sums_spec(spec, count, x_dtype=x_dtype, needs=needs, accumulate=False)
         return _ffi.run(ROW_GIVEN_SUMS, own, [*map(given.get, ROW_GIVEN_SUMS.inputs)])
 
     def _sums(self, spec: Any, given: Outputs) -> Outputs:
         """Return the sums over whole rows, which are added in the same order on all devices."""
-        is_branch = spec.gate_position == "branch"
-        own = _spec(ROW_SUMS, spec, **(GATE_DEFAULTS if is_branch else {}))
-        inputs = {**given, "gate": None} if is_branch else given
-        sums = _ffi.run(ROW_SUMS, own, [*map(inputs.get, ROW_SUMS.inputs)])
+        inputs = {**given, "gate": None} if spec.gate_position == "branch" else given
+        sums = _ffi.run(ROW_SUMS, sums_spec(spec), [*map(inputs.get, ROW_SUMS.inputs)])
         names = tuple(name for name, one in sums.items() if one is not None)
         parts = self._gathered(sums, names)
         return {f"sums.{name}": one.sum(0) for name, one in parts.items()}
-
-
-_MOMENTS_GATE = {"gate_activation": "silu", "gate_position": "pre"}  # if there is no gate
-
-
-@memoize()
-def _spec(op: OpDef[Any], forward: Any, **own: object) -> Any:
-    """Return the OpSpec of a piece of a norm; equal arguments give the same object."""
-    names = [one.name for one in fields(op.spec_type)]
-    return op.spec_type(*(own[name] if name in own else getattr(forward, name) for name in names))

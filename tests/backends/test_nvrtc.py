@@ -37,6 +37,7 @@ from tests.support.nvrtc_covers import (
     modulated_cover,
     row_cover,
 )
+from tests.support.split_covers import split_cover
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
 SHARES = 128  # parts of a cover, one for each test
@@ -84,8 +85,8 @@ def shares():
 @pytest.mark.parametrize(("architecture", "share"), [*shares()])
 @pytest.mark.parametrize(
     "cover",
-    [row_cover, modulated_cover, group_cover],
-    ids=["row_norms", "modulated", "group_norms"],
+    [row_cover, modulated_cover, group_cover, split_cover],
+    ids=["row_norms", "modulated", "group_norms", "split"],
 )
 def test_a_cover_compiles_for_every_architecture_and_has_room(cover, architecture, share):
     for launch in cover(architecture)[share::SHARES]:
@@ -158,6 +159,20 @@ def test_the_cover_of_modulated_norms_has_every_kind_of_build():
     assert {(one["BRANCH_T"] != "absent", one["STAGES"] > "0") for one in backward} == {
         *product((False, True), repeat=2)
     }
+
+
+def test_the_cover_of_split_rows_has_every_kind_of_plan_of_each_build():
+    found = set()
+    for architecture, clusters in (("90", {1, 4, 8, 16}), ("75", {1})):
+        macros = [dict(launch.build.macros) for launch in split_cover(architecture)]
+        for flag in ("FINDS_MOMENTS", "GIVEN_STATISTICS", "FINDS_SUMS", "GIVEN_SUMS"):
+            plans = [one for one in macros if one.get(flag) == "true"]
+            kinds = {(int(one.get("CLUSTER", 1)), is_streamed(one)) for one in plans}
+            assert kinds >= {*product(clusters, (False,)), *product(clusters & {1, 16}, (True,))}
+            assert {one["CENTER"] for one in plans} == {"false", "true"}
+            assert {one["THREADS_PER_ROW"] for one in plans} > {"4", "32", "256", "512"}, flag
+            found |= kinds
+    assert (2, False) in found
 
 
 def is_streamed(macros: dict[str, str]) -> bool:

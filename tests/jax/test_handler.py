@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -89,15 +90,39 @@ def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, m
     noted = lambda *args: (early.append(args[2].build.kernel), launch(*args))  # noqa: E731
     monkeypatch.setattr(_driver, "launch_dependent", noted)
     gpu, call = OnCupy(), calls(*norm)[is_backward]
+    with softgpu.settings(streams="late") if softgpu.is_loaded() else nullcontext():
+        check_on_gpu(gpu, call)
+        assert not softgpu.is_loaded() or early == is_backward * ["param_grad"]
+
+
+def check_on_gpu(gpu, call):
+    """Check that the results of a call on a GPU are those of the same call on a CPU."""
     inputs = [draw(f"{index}", *spec) for index, spec in enumerate(call.inputs)]
     expected = [empty(spec) for spec in call.results if spec[1] != "uint8"]  # not a workspace
     at = [[one.ctypes.data for one in arrays] for arrays in (inputs, expected)]
     assert Frame(Api(), call.text, *at).handle(_handler.run_on_cpu) is None
-    with softgpu.settings(streams="late") if softgpu.is_loaded() else nullcontext():
-        results = on_stream(gpu, call, [gpu.put(one) for one in inputs])
-        assert not softgpu.is_loaded() or early == is_backward * ["param_grad"]
-        for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
-            np.testing.assert_allclose(one, right, rtol=1e-4, atol=1e-4)
+    results = on_stream(gpu, call, [gpu.put(one) for one in inputs])
+    for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
+        np.testing.assert_allclose(one, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_the_pieces_of_split_rows_are_those_of_a_cpu():
+    mesh, columns = jax.sharding.AbstractMesh((2,), ("tp",)), jax.P(None, "tp")
+    specs = (columns, jax.P("tp"), jax.P("tp"))
+
+    def split(*arrays):
+        norm = partial(cunorm.jax.layer_norm, axis_name="tp")
+        return jax.shard_map(norm, mesh=mesh, in_specs=specs, out_specs=columns)(*arrays)
+
+    def loss(*arrays):
+        return (split(*arrays) ** 2).sum()
+
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((6, 64), (64,), (64,))]
+    found = calls_of(jax.grad(loss, (0, 1, 2)), *arrays, platform="cuda")
+    assert len(found) == 5
+    for call in found:
+        check_on_gpu(OnCupy(), call)
 
 
 @pytest.mark.gpu

@@ -62,6 +62,8 @@ from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
+from cunorm._row_norm.split_kernels import GivenSumsTypes, GivenTypes, MomentsTypes, SumsTypes
+from cunorm._row_norm.split_plan import COMBINE_MOMENTS
 
 # By operator name: the OpDef, and scalars that a public function passes to it.
 SCALARS = {

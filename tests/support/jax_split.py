@@ -17,10 +17,12 @@ from jax import P
 from jax.test_util import check_grads
 
 import cunorm.jax
-from cunorm import NormForward, NormGrads
-from cunorm.jax import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tests.support.bounds import check_backward, check_forward
+from cunorm.jax import add_layer_norm, layer_norm, rms_norm
 from tests.support.internals import _compiler
+from tests.support.jax_split_roundings import (
+    check_a_float32_stream_of_bfloat16,
+    check_large_means,
+)
 from tests.support.operands import at, draw
 
 SHAPE = (2, 4, 16)
@@ -222,64 +224,6 @@ def check_a_norm_over_two_axes(mesh):
     assert_close(jax.grad(partial(loss, mapped))(x), jax.grad(partial(loss, layer_norm))(x))
 
 
-# --- roundings ------------------------------------------------------------------------------------
-
-
-def check_large_means(mesh, *, check_vma):
-    """Check float32 rows of mean 1e4 against the bounds of whole rows, and bits across devices."""
-    rows, width = 6, 64
-    a = {name: draw(name, (rows, width), "float32") for name in ("x", "dy")}
-    a |= {name: draw(name, (width,), "float32") for name in ("weight", "bias")}
-    a["x"] = a["x"] + np.float32(1e4)
-    for one in a.values():
-        one[..., 16::16] = one[..., :1]  # each device has the same first column
-    specs = [P("dp", "tp"), P("dp", "tp"), P("tp"), P("tp")]
-
-    def derive(x, dy, weight, bias):
-        split = partial(layer_norm, axis_name="tp")
-        y, pull = jax.vjp(split, x, weight, bias)
-        dx, dweight, dbias = pull(dy)
-        if not check_vma:
-            dweight, dbias = jax.lax.psum((dweight, dbias), "dp")
-        return y, dx, dweight, dbias
-
-    mapped = jax.shard_map(
-        derive, mesh=mesh, in_specs=(*specs,), out_specs=(*specs,), check_vma=check_vma
-    )
-    placed = map(jax.device_put, a.values(), [jax.NamedSharding(mesh, one) for one in specs])
-    y, dx, dweight, dbias = map(np.asarray, jax.jit(mapped)(*placed))
-    norm = {"eps": 1e-5, "center": True}
-    check_forward(NormForward(y), a["x"], a["weight"], a["bias"], **norm)
-    grads = NormGrads(dx, dweight, dbias, None, None)
-    check_backward(grads, a["dy"], a["x"], a["weight"], a["bias"], **norm)
-    for one in (y, dx):  # equal statistics and sums give equal bits
-        np.testing.assert_array_equal(one[:, 16::16], np.repeat(one[:, :1], 3, 1))
-
-
-def check_a_float32_stream_of_bfloat16(mesh):
-    """Check rows rounded to bfloat16 before a float32 weight, which decides y's dtype, and dx."""
-    names = {"x": "bfloat16", "residual": "float32", "weight": "float32"}
-    a = {name: draw(name, (6, 64) if name != "weight" else (64,), dtype)
-         for name, dtype in names.items()}  # fmt: skip
-    dys = [draw(name, (6, 64), dtype) for name, dtype in (("dy", "float32"), ("dr", "float32"))]
-    specs = (P("dp", "tp"), P("dp", "tp"), P("tp"))
-
-    def derive(dys, *arrays):
-        split = partial(add_rms_norm, axis_name="tp", round_before_weight=True)
-        results, pull = jax.vjp(split, *arrays)
-        return results, pull(cunorm.AddNorm(*dys))
-
-    results = (cunorm.AddNorm(specs[0], specs[0]), specs)
-    mapped = jax.shard_map(derive, mesh=mesh, in_specs=([*specs[:2]], *specs), out_specs=results)
-    result, grads = jax.tree.map(np.asarray, jax.jit(mapped)(dys, *a.values()))
-    norm = {"eps": 1e-6, "round_before_weight": True}
-    check_forward(NormForward(*result), a["x"], a["weight"], None, a["residual"], **norm)
-    given = NormGrads(grads[0], grads[2], None, None, grads[1])
-    stream, x_dtype = result.residual, a["x"].dtype
-    check_backward(given, dys[0], stream, a["weight"], None, dys[1], x_dtype=x_dtype, **norm)
-    assert [str(one.dtype) for one in (*result, *grads)] == ["float32"] * 2 + [*names.values()]
-
-
 # --- a model --------------------------------------------------------------------------------------
 
 
@@ -321,7 +265,7 @@ def check_some():
     explicit = mesh_of("4", jax.sharding.AxisType.Explicit)
     check_large_means(explicit, check_vma=False)
     with without_compiler():
-        check_wide("2x2", CASES)
+        check_wide("2x2")
         with jax.enable_x64(True):
             check_functions(CASES[::4], mesh_of("2"), check_vma=False)
 
@@ -330,16 +274,16 @@ def check_all(name):
     for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
         for check_vma in (True, False):
             check_large_means(mesh_of(name, kind), check_vma=check_vma)
-    check_wide(name, CASES)
+    check_wide(name)
     with jax.enable_x64(True):
         check_functions(CASES, mesh_of(name), check_vma=False)
 
 
-def check_wide(name, cases):
+def check_wide(name):
     mesh = mesh_of(name)
     check_a_float32_stream_of_bfloat16(mesh)
     with jax.enable_x64(True):
-        check_functions(cases, mesh, check_vma=True)
+        check_functions(CASES, mesh, check_vma=True)
         check_transformations(mesh)
         check_gradients_of_some_operands(mesh)
         check_a_stream_alone(mesh)

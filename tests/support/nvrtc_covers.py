@@ -141,16 +141,23 @@ def gpu_of(case: Case, architecture: str) -> GpuCaps:
     return limits_of(architecture, features(case, architecture))
 
 
-def forward_launch(case: Case, architecture: str) -> Launch:
+def forward_launch(
+    case: Case, architecture: str, types_of: type[ForwardTypes] = ForwardTypes
+) -> Launch:
     """Return the launch of a case of FORWARD."""
     operands = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
     compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
     operands |= {"residual_out": operands["residual"], "formula": formula(case, compute)}
-    types = ForwardTypes(compute, **operands)
+    types = types_of(compute, **operands)
     return make_plan(cuda_forward, types, case, gpu_of(case, architecture))
 
 
-def backward_launch(case: Case, architecture: str, gpu: GpuCaps | None = None) -> Launch:
+def backward_launch(
+    case: Case,
+    architecture: str,
+    gpu: GpuCaps | None = None,
+    types_of: type[BackwardTypes] = BackwardTypes,
+) -> Launch:
     """Return the launch of a case of BACKWARD, by default on a GPU with the case's features."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
@@ -165,7 +172,7 @@ def backward_launch(case: Case, architecture: str, gpu: GpuCaps | None = None) -
         "neither": (None, None),
     }[case["outputs"]]
     operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-    types = BackwardTypes(compute, **operands)
+    types = types_of(compute, **operands)
     return make_plan(cuda_backward, types, case, gpu or gpu_of(case, architecture))
 
 

@@ -28,6 +28,7 @@ ONE_IN = {
     "emulation/test_pairs.py": 2,
     "emulation/test_plans.py": 8,
     "emulation/test_quantized.py": 3,
+    "emulation/test_split.py": 3,
     "fuzz/test_devices.py": 4,
     "fuzz/test_examples.py": 6,
     "fuzz/test_relations.py": 4,

@@ -245,8 +245,12 @@ def check_sums_of_16_bits():
     """Gradients of bfloat16 are added in float32 and rounded once: 256 + 1 + 1 + 1 is 260."""
     weight = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
     used, none = summed(dist.group.WORLD, weight, None)
+    sent, reduce = [], dist.all_reduce
+    dist.all_reduce = lambda message, **options: [sent.append(message), reduce(message, **options)]
     (used * (1.0 if dist.get_rank() else 256.0)).sum().backward()
+    dist.all_reduce = reduce
     assert weight.grad.tolist() == [260.0, 260.0]
+    assert [one.dtype for one in sent] == [torch.float32]
     assert none is None
 
 
