@@ -4,6 +4,7 @@
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.arguments import wrong_input, wrong_memory, wrong_modulation
+from tests.arguments import wrong_input, wrong_memory, wrong_modulation, wrong_split
 from tests.support.caches import compiles, fresh_process
 from tests.support.kinds import Foreign, ForeignBefore1
 
@@ -65,25 +66,10 @@ QUANTIZED: Calls = [
     lambda: quantized(X, scale=1.0, out=cunorm.QuantizedNorm(scale=np.ones((2, 1), np.float32))),
     lambda: rms(X.astype(ml_dtypes.float8_e4m3fn)),
 ]
-combine, Moments = cunorm.combine_moments, cunorm.Moments
-PARTS, SUMS = np.ones((3, 2), np.float32), cunorm.Sums(sum_r_dr=RSTD)
 SPLIT: Calls = [
-    lambda: cunorm.row_moments(X, gate=X, gate_position="post"),
-    lambda: cunorm.row_moments(X[:, :0]),
-    lambda: combine(PARTS, eps=0.0),
-    lambda: combine(Moments(m2=PARTS), eps=0.0),
-    lambda: combine(Moments(m2=PARTS, count=RSTD), eps=0.0),
-    lambda: combine(Moments(m2=PARTS, count=np.array([4, 4, 4])), eps=0.0),
-    lambda: combine(Moments(m2=PARTS, mean=RSTD, count=8), eps=0.0),
-    lambda: combine(Moments(m2=PARTS, correction=PARTS, count=8), eps=0.0),
-    lambda: cunorm.layer_norm(X, rstd=RSTD),
-    lambda: cunorm.normalize(X, count=8),
-    lambda: cunorm.normalize(X, correction=RSTD, rstd=RSTD),
-    lambda: rms_backward(X, X, rstd=RSTD, count=16),
-    lambda: rms_backward(X, X, rstd=RSTD, sums=RSTD),
-    lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD, mean=RSTD, sums=SUMS),
-    lambda: rms_backward(X, X, rstd=RSTD, sums=cunorm.Sums(RSTD, RSTD)),
-    lambda: rms_backward(X, X, rstd=RSTD, sums=SUMS, count=0),
+    partial(getattr(cunorm, name), **(options | given))
+    for name, options, errors in wrong_split.ERRORS
+    for given, *_ in errors
 ]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",
