@@ -85,8 +85,10 @@ def row_moments(
     >>> mean, m2, count, correction = (np.stack(one) for one in list(zip(*parts))[:4])
     >>> moments = cunorm.Moments(mean, m2, count.astype(np.float32), correction)
     >>> found = cunorm.combine_moments(moments, eps=0.0)
-    >>> cunorm.layer_norm(x[:, 2:], **found._asdict()), cunorm.layer_norm(x, eps=0.0)[:, 2:]
-    (array([[0.9998   , 1.0001999]], dtype=float32), array([[0.9998   , 1.0001999]], dtype=float32))
+    >>> cunorm.layer_norm(x[:, 2:], **found._asdict()).round(4)
+    array([[0.9998, 1.0002]], dtype=float32)
+    >>> cunorm.layer_norm(x, eps=0.0).round(4)
+    array([[-1.0002, -0.9998,  0.9998,  1.0002]], dtype=float32)
     """
     validate.out_type("row_moments", out, Moments)
     options = (axis, groups, 0.0, False, gate_activation, gate_position)
