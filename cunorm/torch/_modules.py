@@ -56,7 +56,7 @@ class RMSNorm(torch.nn.RMSNorm):
     weight_offset: float = 0.0
     round_before_weight: bool = False
     bias: torch.nn.Parameter | None
-    _groups = _options.NO_GROUPS
+    _groups: _options.Groups = _options.NO_GROUPS
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
@@ -235,7 +235,7 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
     """
 
-    _groups = _options.NO_GROUPS
+    _groups: _options.Groups = _options.NO_GROUPS
     __prepare_scriptable__ = _refuse_script
 
     def __init__(
