@@ -135,12 +135,13 @@ def check_case(name):
 
 def check_bits():
     """The y of each process has the bits that the plain functions give, in the order of ranks."""
-    x = operands({"mean": 1e4})["x"]
-    weight, bias = (draw(name, (WIDTH,), "float32") for name in ("weight", "bias"))
+    shapes = {"x": (40, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
+    x, weight, bias = (draw(name, shape, "float64") for name, shape in shapes.items())
     parts = [cunorm.row_moments(part(x, rank), center=True) for rank in range(RANKS)]
-    mean, m2, _, correction, _ = zip(*parts, strict=True)
-    counts = np.float32(WIDTHS)
-    stacked = cunorm.Moments(*map(np.stack, (mean, m2)), counts, np.stack(correction))
+    mean, m2, correction = (
+        np.stack([getattr(one, name) for one in parts]) for name in ("mean", "m2", "correction")
+    )
+    stacked = cunorm.Moments(mean, m2, np.float64(WIDTHS), correction)
     statistics = cunorm.combine_moments(stacked, eps=1e-5)
     own = part(x), part(weight), part(bias)
     expected = cunorm.layer_norm(*own, **statistics._asdict())
