@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Write the drawings of the pages on kernels: ``python docs/drawings.py``.
+"""Write the drawings of the documentation: ``python docs/drawings.py``.
 
-The drawings show numbers of cunorm's launch plans. They are so narrow that their text of 12 pixels
-can be read on a telephone, and have a light background even in dark mode.
+The drawings of the pages on kernels show numbers of cunorm's launch plans. All are so narrow that
+their text of 12 pixels can be read on a telephone, and have a light background even in dark mode.
 """
 
 from html import escape
@@ -206,8 +206,31 @@ def _group_passes() -> _Drawing:
     return d
 
 
+def _split_rows() -> _Drawing:
+    d = _Drawing(568)
+    d.text(10, 22, "*x: rows whose columns three ranks share")
+    fills, places = (BLUE, ORANGE, GREEN), [10 + 114 * rank for rank in range(3)]
+    for rank, (x, width) in enumerate(((10, 130), (140, 110), (250, 90))):
+        d.box(x, 32, width, 30, f"rank {rank}", fills[rank])
+    for y, found, text, order, result in (
+        (88, "row_moments", "*forward: each rank sends, for a row,\n", "in rank order", "y"),
+        (338, "…backward_sums", "*backward: each rank sends, for a row,\n", "alike on all", "dx"),
+    ):
+        sent = "mean, correction, m2" if result == "y" else "sum_dr, sum_r_dr"
+        of_rms, size = sent.rpartition(", ")[2], 12 if result == "y" else 8
+        d.text(10, y, f"{text}{sent}: {size} bytes (RMS: {of_rms}, 4 bytes)")
+        for rank, (x, fill) in enumerate(zip(places, fills, strict=True)):
+            d.box(x, y + 28, 102, 34, found, fill)
+            for other in places:
+                d.arrow(x + 51, y + 62, other + 51 + 14 * (rank - 1), y + 116)
+            d.box(x, y + 118, 102, 46, f"*{'combine' if result == 'y' else 'add'}\n{order}", VIOLET)
+            d.arrow(x + 51, y + 164, x + 51, y + 182)
+            d.box(x, y + 184, 102, 34, f"own part of {result}", fill)
+    return d
+
+
 DRAWINGS = (_source, _row_packs, _row_teams, _row_streamed, _backward_sums)
-DRAWINGS += (_group_tiles, _group_passes)
+DRAWINGS += (_group_tiles, _group_passes, _split_rows)
 
 
 def files() -> dict[str, str]:

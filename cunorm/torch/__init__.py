@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: MIT
 """cunorm for PyTorch: the norms as differentiable functions and as modules.
 
-A function takes the arguments of its namesake in `cunorm`, except `out` and `workspace`. Operands
-are tensors on the CPU, on CUDA or on meta; other objects are a TypeError. A function has the
-formula, the roundings and the errors of its namesake. The y of a row norm is contiguous; the y of a
-group norm has x's memory layout.
+A function takes the arguments of its namesake in `cunorm`, except `out`, `workspace` and given
+statistics. Operands are tensors on the CPU, on CUDA or on meta; other objects are a TypeError. A
+function has the formula, the roundings and the errors of its namesake. The y of a row norm is
+contiguous; the y of a group norm has x's memory layout.
+
+Row norms, except those with quantised results, take two groups of processes, each a
+``torch.distributed.ProcessGroup`` that has this process. The processes of process_group have parts
+of the same rows: x, weight, bias, gate and residual are a process's own columns. They exchange 12
+bytes a row forward and 8 backward (4 and 4 without a mean; twice as many in float64), and all have
+the same statistics. Over parameter_group, the backward adds the gradients of weight and bias; its
+processes have other rows. If x is a DTensor, its placements take the place of both. The modules
+with these norms keep the groups.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
 backward, a function keeps x (or the new stream, if there is a residual), gate, weight, bias, rstd

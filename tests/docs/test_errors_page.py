@@ -4,6 +4,7 @@
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.arguments import wrong_input, wrong_memory, wrong_modulation
+from tests.arguments import wrong_input, wrong_memory, wrong_modulation, wrong_split
 from tests.support.caches import compiles, fresh_process
 from tests.support.kinds import Foreign, ForeignBefore1
 
@@ -65,6 +66,11 @@ QUANTIZED: Calls = [
     lambda: quantized(X, scale=1.0, out=cunorm.QuantizedNorm(scale=np.ones((2, 1), np.float32))),
     lambda: rms(X.astype(ml_dtypes.float8_e4m3fn)),
 ]
+SPLIT: Calls = [
+    partial(getattr(cunorm, name), **(options | given))
+    for name, options, errors in wrong_split.ERRORS
+    for given, *_ in errors
+]
 FOR_COMPILERS = {  # $CXX, and the start of the message
     "": "cunorm found no C++ compiler",
     "/nowhere/g++": "CXX=",
@@ -75,6 +81,14 @@ ELSEWHERE = (  # other tests raise these messages, which need more than a plain 
     "a bfloat16 NumPy array needs",
     "a result of dtype float8_e4m3fn: a float8_e4m3fn NumPy array needs",
     "InternalTorchDynamoError",
+    "process_group ",
+    "x has 8 rows, and 7 on rank 1",
+    "groups is 2, expected 1 with process_group",
+    "a second derivative is asked for, expected first ones",
+    "weight is of type Tensor, expected a DTensor",
+    "x has placements",
+    "a module with process_group",
+    "axis_name is 'tp', but x",
     "x is spread over 4 devices",
     "this JAX's foreign function interface",
     "a compiled call of text version",
@@ -144,6 +158,8 @@ def jax_calls() -> Calls:
         lambda: rms(x, dtype="float64"),
         lambda: jax.hessian(lambda x: cunorm.jax.rms_norm(x)[0])(x),
         lambda: rms(deleted()),
+        lambda: cunorm.jax.rms_norm(x, axis_name="tp"),
+        lambda: cunorm.jax.rms_norm(x, groups=2, axis_name="tp"),
         exported,
     ]
 
@@ -166,6 +182,7 @@ def plain_messages() -> list[str]:
 PLAIN_SECTIONS = ("Arrays", "Scalars", "The backward", "out and workspace")
 SECTIONS = dict.fromkeys(PLAIN_SECTIONS, plain_messages) | {
     "Quantised results": lambda: messages_of(QUANTIZED),
+    "Split rows": lambda: messages_of(SPLIT),
     "PyTorch": lambda: messages_of(torch_calls()),
     "JAX": lambda: messages_of(jax_calls()),
 }

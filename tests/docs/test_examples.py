@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import cunorm
+from tests.support.processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = pytest.mark.real_gpu("PyTorch, JAX and hundreds of steps need a real GPU")
-STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX = [
+STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT = [
     "prenorm_stack",
     "train_char_lm",
     "vae_block",
@@ -21,6 +22,8 @@ STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX = [
     "torch_dit",
     "torch_fp8_mlp",
     "jax_train",
+    "torch_split_rows",
+    "jax_split_rows",
 ]
 SMALL = {
     STACK: "--layers 3 --rows 64 --width 64 --repeats 2",
@@ -39,7 +42,7 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(name):
-        if name in (TORCH, DIT, FLOAT8, JAX):
+        if name in (TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT):
             library = name.partition("_")[0]
             pytest.importorskip(library, reason=f"{library} is not installed")
         module = importlib.import_module(name)
@@ -302,6 +305,50 @@ def test_the_jax_example_exits_with_1_if_a_norm_drops_the_streams_gradient(
     assert difference(printed) > 1e-3
 
 
+# --- rows that are split --------------------------------------------------------------------------
+
+
+def relative_errors(printed):
+    """Return the largest error with norms of the rows, and the least with norms of their parts."""
+    found = re.findall(r"^ *(\w+) +(\d\.\de[+-]\d\d) +(\d\.\de[+-]\d\d)$", printed, re.M)
+    assert len(found) == 8  # y and the gradients of x and of six parameters
+    _, of_rows, of_parts = zip(*found, strict=True)
+    return max(map(float, of_rows)), min(map(float, of_parts))
+
+
+def test_a_layer_that_two_processes_share_gives_the_results_of_the_whole_layer(run):
+    printed, (processes, shown, *_) = run(SPLIT, " gives the results and gradients ")
+    worst, of_parts = relative_errors(printed.out)
+    assert worst == shown < 1e-6 and of_parts > 0.05 and processes == 2
+
+
+def test_a_layer_that_devices_share_gives_the_results_of_the_whole_layer(run):
+    printed, (devices, shown, *_) = run(JAX_SPLIT, " gives ", arguments="--devices 1")
+    assert relative_errors(printed.out)[0] == shown < 1e-6 and devices == 1
+
+
+@pytest.mark.exhaustive
+def test_a_layer_that_four_devices_share_gives_the_results_of_the_whole_layer(tmp_path):
+    pytest.importorskip("jax", reason="JAX is not installed")
+    given = ["--quick", "--device", "cpu", "--output", str(tmp_path / "a.png")]
+    printed = python(str(EXAMPLES / f"{JAX_SPLIT}.py"), *given)
+    assert printed.returncode == 0, printed.stderr
+    worst, of_parts = relative_errors(printed.stdout)
+    assert worst < 1e-6 and of_parts > 0.05
+
+
+def test_an_example_of_split_rows_exits_with_1_if_a_gradient_is_wrong(run, example, monkeypatch):
+    script = example(SPLIT)
+
+    def wrong(arrays, options):
+        found = script.differentiated(arrays, options.width // options.heads)
+        return [found | {"dk_norm": found["dk_norm"] * 1.0001}] * 2
+
+    monkeypatch.setattr(script, "run_split", wrong)
+    _, (_, shown, *_) = run(SPLIT, " does not give ", status=1)
+    assert shown == 1e-4
+
+
 # --- what examples share --------------------------------------------------------------------------
 
 
@@ -316,6 +363,7 @@ def test_the_jax_example_exits_with_1_if_a_norm_drops_the_streams_gradient(
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
         (FLOAT8, "--tokens 40", "--tokens is 40, expected a multiple of 16"),
         (DIT, "--width 12", "--width is 12, expected a multiple of twice --heads, 8"),
+        (SPLIT, "--heads 8 --ranks 3", "--heads is 8, expected a multiple of the parts, 3"),
         (STACK, "--output no/a.png", "argument --output: is no/a.png, expected a file in a folder"),
         (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),
     ],

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""An attention whose heads are split over processes or devices, and the report of its errors."""
