@@ -15,14 +15,14 @@ from cunorm.torch._pair import Context, Operand
 def check_group(function: str, argument: str, group: object) -> None:
     """Check a group of processes of which this process is one."""
     expected = "expected a torch.distributed.ProcessGroup"
+    if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"{function}: {argument} does not have this process, {expected} that has it"
+        )
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         got = describe_type(type(group))
         hint = ": pass its get_group()" if hasattr(group, "get_group") else ""
         raise TypeError(f"{function}: {argument} is {got}, {expected}{hint}")
-    if dist.get_rank(group) < 0:
-        raise ValueError(
-            f"{function}: {argument} does not have this process, {expected} that has it"
-        )
 
 
 class _SummedGradients(torch.autograd.Function):

@@ -77,8 +77,10 @@ def _grouped_call(
     arrays = (x, weight, bias, *others)
     if process_group is not None:
         check_group(function, "process_group", process_group)
+        spec = saving(parse(ROW_FORWARD, scalars))
+        _check_split(spec, arrays)
         if dist.get_world_size(process_group) > 1:
-            return _split_call(scalars, arrays, process_group)
+            return _split_norm(process_group, spec, *arrays)
     return call(ROW, scalars, arrays)
 
 
@@ -90,26 +92,23 @@ def _refuse_modes(function: str) -> None:
         )
 
 
-def _split_call(scalars: tuple[Any, ...], arrays: Tensors, group: Any) -> Sequence[Operand]:
-    """Return y and the new stream, or None, of rows of which the group's processes have parts."""
-    function = scalars[0]
-    if not all(array is None or is_collective(type(array)) for array in arrays):
-        refuse_tangents(function, ROW_FORWARD.inputs, arrays)
-        check_tensors(function, ROW_FORWARD.inputs, arrays)
-    for name, array in zip(ROW_FORWARD.inputs, arrays, strict=True):
-        kind = type(array)
-        if not (array is None or kind in PLAIN_TYPES or is_collective(kind)):
-            got = describe_type(kind)
-            raise TypeError(
-                f"{function}: {name} is {got}, expected a plain torch.Tensor with process_group"
-            )
-    spec = saving(parse(ROW_FORWARD, scalars))
+def _check_split(spec: RowForwardSpec, arrays: Tensors) -> None:
+    """Check that rows may be split, and that the arrays are plain or results of collectives."""
+    function, names = spec.function, ROW_FORWARD.inputs
     if spec.groups != 1:
         raise ValueError(
             f"{function}: groups is {spec.groups}, expected 1 with process_group: leave out "
             "process_group if each process has whole groups"
         )
-    return _split_norm(group, spec, *arrays)
+    refuse_tangents(function, names, arrays)
+    check_tensors(function, names, arrays)
+    for name, array in zip(names, arrays, strict=True):
+        kind = type(array)
+        if not (array is None or kind in PLAIN_TYPES or is_collective(kind)):
+            raise TypeError(
+                f"{function}: {name} is {describe_type(kind)}, expected a plain torch.Tensor with "
+                "process_group"
+            )
 
 
 class _SplitNorm(torch.autograd.Function):
