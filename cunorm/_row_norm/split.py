@@ -7,6 +7,7 @@ from math import prod
 from numbers import Number
 from typing import Any
 
+from cunorm._arrays.registry import view
 from cunorm._core import validate
 from cunorm._core.tensor import Arrays
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, SupportsDLPack
@@ -63,8 +64,8 @@ def row_moments(
     Returns
     -------
     Moments
-        Its docstring describes the fields. The mean is exact to about 48 bits (float64: 106), as a
-        sum of two numbers, so that statistics of parts with large means lose no digit of y.
+        Its docstring describes the fields. The mean is a sum of two numbers: its error is small
+        beside the deviation of p, however large the mean is, so that no digit of y is lost.
 
     Notes
     -----
@@ -96,7 +97,8 @@ def row_moments(
     mean, m2, _, correction, stream = out or Moments()
     arrays = (x, gate, residual, mean, m2, correction, stream, None)
     mean, m2, correction, stream = dispatch(ROW_MOMENTS, scalars, arrays)
-    return Moments(mean, m2, count_of(x, axis, groups), correction, stream)
+    like_x = x if hasattr(x, "shape") else view("row_moments", "x", x).spec
+    return Moments(mean, m2, count_of(like_x, axis, groups), correction, stream)
 
 
 def count_of(x: Any, axis: int, groups: int) -> int:
@@ -129,7 +131,7 @@ def combine_moments(
     moments : Moments
         The moments of all parts, stacked on a new first axis; residual is not read. m2 is float32
         or float64, the other arrays have its dtype. count is an int, if all parts have so many
-        elements, or an array with one number for each part.
+        elements, or an array with one number, at least 1, for each part.
     eps : float
         The number, at least 0, that is added to the mean square. `l2_norm` adds its eps to the sum
         of squares: give eps / d, for rows of d elements.

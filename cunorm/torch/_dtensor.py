@@ -11,6 +11,7 @@ from cunorm._core.validate import describe_type
 from cunorm._dispatch import parse
 from cunorm._row_norm.geometry import leading_axes_of
 from cunorm._row_norm.plan import ROW_FORWARD
+from cunorm._row_norm.spec import RowForwardSpec
 from cunorm.torch._autograd import call
 from cunorm.torch._pair import ROW, Operand, Tensors
 from cunorm.torch._split import grouped_call
@@ -32,10 +33,9 @@ def dtensor_call(scalars: tuple[Any, ...], arrays: Tensors, *groups: object) -> 
                 f"{function}: {name} is given and x is a DTensor, expected None: the placements of "
                 "DTensors say how they are split"
             )
-    leading = leading_axes_of(function, tuple(x.shape), parse(ROW_FORWARD, scalars).axis)
+    group = _group_of_rows(parse(ROW_FORWARD, scalars), x)
     named = zip(ROW_FORWARD.inputs, arrays, strict=True)
     local = [_local(function, name, one, x) for name, one in named]
-    group = _group_of_rows(function, x, leading)
     if group is None:
         results = call(ROW, scalars, tuple(local))
     else:
@@ -49,8 +49,9 @@ def dtensor_call(scalars: tuple[Any, ...], arrays: Tensors, *groups: object) -> 
     ]
 
 
-def _group_of_rows(function: str, x: Any, leading: int) -> Any:
+def _group_of_rows(spec: RowForwardSpec, x: Any) -> Any:
     """Return the group of the processes that have parts of the same rows, or None."""
+    function, leading = spec.function, leading_axes_of(spec.function, tuple(x.shape), spec.axis)
     for placement in x.placements:
         if not (placement.is_replicate() or type(placement).__name__ == "Shard"):
             raise ValueError(
@@ -67,7 +68,25 @@ def _group_of_rows(function: str, x: Any, leading: int) -> Any:
             f"{function}: x has placements {x.placements}, expected rows that at most one "
             "dimension of the mesh splits"
         )
-    return x.device_mesh.get_group(split[0]) if split else None
+    if not split:
+        return None
+    if spec.groups != 1:
+        raise ValueError(
+            f"{function}: groups is {spec.groups} and x has placements {x.placements}, expected "
+            "rows that no dimension of the mesh splits: pass x.redistribute(...)"
+        )
+    _check_parts(function, x, x.shape[x.placements[split[0]].dim], x.device_mesh.size(split[0]))
+    return x.device_mesh.get_group(split[0])
+
+
+def _check_parts(function: str, x: Any, length: int, parts: int) -> None:
+    """Check that each process has a part of the rows, or others would wait for those without."""
+    of_part = -(-length // parts)  # as torch.chunk splits an axis
+    if length <= of_part * (parts - 1):
+        raise ValueError(
+            f"{function}: x has shape {tuple(x.shape)} and placements {x.placements}, expected a "
+            f"part of each row on all {parts} processes"
+        )
 
 
 def _local(function: str, name: str, one: Any, x: Any) -> Tensor | None:

@@ -145,7 +145,7 @@ class _SplitNorm(torch.autograd.Function):
                 "split rows (process_group) have no others"
             )
         gradients = wait(dy), wait(dresidual_out)
-        run = partial(_run_backward, ctx)
+        run = partial(_run_backward, ctx, dy is not None)
         return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
 
 
@@ -240,19 +240,23 @@ def _combined(
 # --- backward -------------------------------------------------------------------------------------
 
 
-def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tensors:
-    """Return the gradients; `arrays` are in the order of the backward of whole rows."""
+def _run_backward(ctx: Context, uses_y: bool, spec: RowBackwardSpec, arrays: Tensors) -> Tensors:
+    """Return the gradients; `arrays` are in the order of the backward of whole rows.
+
+    If only the stream was used, all that the norm reads is 0, and nothing is sent.
+    """
     dy, _, x, weight, _, gate, mean, rstd, _ = arrays
     own = None if spec.gate_position == "branch" else gate
     of_x = "x" in spec.needs or ("gate" in spec.needs and spec.gate_position != "post")
-    sums: list[Operand] = [None, rstd]  # nothing reads them if only parameters are wanted
+    sums = [mean, rstd]  # nothing reads them if only parameters are wanted
+    correction = ctx.correction if uses_y else None
     total = ctx.total if isinstance(ctx.total, int) else 1
-    if of_x:
+    if of_x and uses_y:
         assert rstd is not None
         columns = 2 if spec.center else 1
         message = torch.empty(columns, *rstd.shape, dtype=rstd.dtype, device=rstd.device)
         outputs = message.unbind() if spec.center else (None, *message.unbind())
-        operands = (dy, x, weight, own, mean, rstd, ctx.correction)
+        operands = (dy, x, weight, own, mean, rstd, correction)
         dispatch_spec(ROW_SUMS, sums_spec(spec), (*operands, *outputs, None))
         gathered = _all_gather(ctx.group, message.view(-1))
         added = gathered.sum(0).view(message.shape)
@@ -260,5 +264,5 @@ def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tenso
             added /= ctx.total
         sums = [*added.unbind()] if spec.center else [None, *added.unbind()]
     given = given_sums_spec(spec, total)
-    inputs = (*arrays, ctx.correction, *sums)
+    inputs = (*arrays, correction, *sums)
     return dispatch_spec(ROW_GIVEN_SUMS, given, (*inputs, *ROW_GIVEN_SUMS.no_outputs, None))

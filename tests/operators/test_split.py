@@ -16,6 +16,7 @@ from cunorm import NormForward, NormGrads
 from tests.support.bounds import assert_within, check_backward, check_forward, ulp
 from tests.support.caches import fresh_process
 from tests.support.gpu_arrays import OnCupy
+from tests.support.kinds import Foreign
 from tests.support.operands import DTYPES
 from tests.support.row_errors import row_max
 from tests.support.split import SplitCall
@@ -106,6 +107,13 @@ def test_gates_of_the_branch_and_weights_may_each_have_rows_of_their_own(own, sh
     case = {"rows": (2, 3), "own": own, "gate": "float32", "gate_shape": shape}
     case |= {"gate_position": "branch", "gate_activation": "tanh", "d_residual": "float32"}
     SplitCall(case | {"residual": "float32"}).check()
+
+
+def test_a_foreign_array_needs_no_shape():
+    x = np.array([[1, 3, 10001, 10003]], np.float32)
+    found, expected = (cunorm.row_moments(one, center=True) for one in (Foreign(x), x))
+    assert [*found] == [*expected]
+    assert found.count == 4
 
 
 # --- statistics of some columns, and of padded rows -----------------------------------------------
