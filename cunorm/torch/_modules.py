@@ -40,7 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
     parameter ``bias``, as in `LayerNorm`. The default eps is the machine epsilon of the dtype in
     which the installed PyTorch computes: float32 for half precision, but x's dtype in earlier
     versions. weight_offset and round_before_weight are options of `rms_norm`; a new weight is
-    ``1 - weight_offset``. process_group and parameter_group are those of `rms_norm`; with the
+    ``1 - weight_offset``. process_group and parameter_group are those of `cunorm.torch`; with the
     first, normalized_shape is the part of a row that this process has. Under ``torch.autocast`` on
     CUDA, y is float32 for an x of half precision, as in PyTorch's module.
 

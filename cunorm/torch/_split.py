@@ -62,6 +62,9 @@ def grouped_call(*arguments: Any) -> Sequence[Operand]:
 
 
 grouped_call._torchdynamo_disable = True  # type: ignore[attr-defined]
+grouped_call._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "norms with process_group or parameter_group run outside of graphs: leave out fullgraph=True"
+)
 
 
 def _grouped_call(
@@ -181,7 +184,7 @@ def _moments(
     compute, shape = _compute_dtype(spec, x, residual), x.shape[: spec.axis]
     rows, columns = shape.numel(), 3 if spec.center else 1
     if x.is_cpu:
-        _check_rows(spec.function, group, rows)
+        _check_sizes(spec.function, group, rows, columns * compute.itemsize)
     message = torch.empty(_HEADER + columns * rows, dtype=compute, device=x.device)
     message[0] = x.shape[spec.axis :].numel()
     parts = [one.view(shape) for one in message[_HEADER:].view(columns, rows)]
@@ -207,16 +210,22 @@ def _all_gather(group: Any, message: Tensor) -> Tensor:
     return gathered.view(size, -1)
 
 
-def _check_rows(function: str, group: Any, own: int) -> None:
-    """Check that all processes have equally many rows, because gloo would abort a process.
+def _check_sizes(function: str, group: Any, rows: int, width: int) -> None:
+    """Check that all messages have equally many rows and bytes, else gloo would abort a process.
 
     On a GPU, this would wait for all work; there, NCCL ends a mismatch after the group's timeout.
     """
-    for rank, (rows,) in enumerate(_all_gather(group, torch.tensor([own])).tolist()):
-        if rows != own:
+    sizes = _all_gather(group, torch.tensor([rows, width])).tolist()
+    for rank, (other_rows, other_width) in enumerate(sizes):
+        if other_rows != rows:
             raise ValueError(
-                f"{function}: x has {own} rows, and {rows} on rank {rank} of process_group, "
+                f"{function}: x has {rows} rows, and {other_rows} on rank {rank} of process_group, "
                 "expected as many on all ranks"
+            )
+        if other_width != width:
+            raise ValueError(
+                f"{function}: process_group exchanges {width} bytes a row, and {other_width} on "
+                f"rank {rank}, expected the same function and dtypes on all ranks"
             )
 
 

@@ -75,7 +75,7 @@ def check_messages():
     ct.layer_norm(x, weight, bias, **options).sum().backward()
     ct.rms_norm(x.detach(), weight, **options).sum().backward()
     _split._gather = gather
-    check = 1  # of the number of rows, on a CPU
+    check = 2  # of the numbers of rows and of their bytes, on a CPU
     forward, backward = [check, rows + 1, check, 3 * rows + 1], [rows, 2 * rows]
     assert sent == [*forward[:2], backward[0], *forward[2:], backward[1], *forward[:2]]
 
@@ -206,6 +206,8 @@ def check_refusals():
         ct.rms_norm(x[:, :0], process_group=group)
     with pytest.raises(ValueError, match=r"rms_norm: x has \d rows, and \d on rank \d of process_"):
         ct.rms_norm(x[: 2 - (rank == 1)], process_group=group)
+    with pytest.raises(ValueError, match=r"process_group exchanges \d bytes a row, and \d on r"):
+        ct.rms_norm(x.float() if rank == 1 else x, process_group=group)
     only = dist.new_group([1])
     if rank == 1:  # a group of one has the bits of no group
         assert torch.equal(ct.rms_norm(x, process_group=only), ct.rms_norm(x))
