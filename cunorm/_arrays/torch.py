@@ -25,6 +25,7 @@ RESULT_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 TORCH_DTYPES = {dtype: RESULT_DTYPES[dtype] for dtype in DTYPES.values()}  # of operands
 # Types of tensors that are nothing but their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+_PIECES = ("row_moments", "combine_moments", "normalize_backward_sums")
 _QUANTIZED = "_quantized"  # the end of the names of functions whose results have no gradient
 _increment_version: Callable[[Tensor], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
@@ -219,6 +220,8 @@ def no_gradients(function: str, argument: str) -> ValueError:
     why = "which this function does not record: use cunorm.torch,"
     if function.endswith(_QUANTIZED):
         why = "but quantised results have no gradient: use"
+    elif function in _PIECES:
+        why = "which this function does not record: give process_group to a norm of cunorm.torch,"
     subject = f"{function}: {argument} requires grad"
     return ValueError(f"{subject}, {why} torch.no_grad() or {argument}.detach()")
 

@@ -29,6 +29,7 @@ def layer_norm(
     mean: SupportsDLPack | None = None,
     rstd: SupportsDLPack | None = None,
     correction: SupportsDLPack | None = None,
+    x_dtype: DTypeLike | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -46,7 +47,7 @@ def layer_norm(
     ----------
     x, weight, bias : array
     eps, axis, groups, weight_offset, round_before_weight : optional
-    gate, gate_activation, gate_position, mean, rstd, correction, dtype, out : optional
+    gate, gate_activation, gate_position, mean, rstd, correction, x_dtype, dtype, out : optional
         As for `normalize`; weight and bias are optional.
 
     Examples
@@ -77,9 +78,9 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
-    if mean is not None or rstd is not None or correction is not None:
+    if mean is not None or rstd is not None or correction is not None or x_dtype is not None:
         given = (x, weight, bias, gate, mean, rstd, correction, out)
-        return given_norm(scalars, given)
+        return given_norm(scalars, given, None, x_dtype)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 

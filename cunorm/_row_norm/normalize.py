@@ -33,6 +33,7 @@ def normalize(
     rstd: SupportsDLPack | None = None,
     correction: SupportsDLPack | None = None,
     count: int | None = None,
+    x_dtype: DTypeLike | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -89,7 +90,11 @@ def normalize(
         q is ``p - mean - correction``. mean is given with center, and only then; without
         correction, it is exact.
     count : int, optional
-        With given statistics: d, if the rows of x are parts of longer rows. Only c needs it.
+        With given statistics: d, the number of elements of a whole row, of which x may have a part.
+        It must be given with c; nothing else needs it.
+    x_dtype : dtype, optional
+        With given statistics, if x is a residual stream: the dtype of the branch that was added to
+        it. It is then the dtype to which rows are rounded before weight, and y's default dtype.
     dtype : dtype, optional
         The dtype of y, as a name or a dtype of any framework. By default it is x's; with
         round_before_weight and a weight, it is the dtype to which x's and weight's promote.
@@ -162,9 +167,11 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
-    if mean is not None or rstd is not None or correction is not None or count is not None:
+    if not (
+        mean is None and rstd is None and correction is None and count is None and x_dtype is None
+    ):
         given = (x, weight, bias, gate, mean, rstd, correction, out)
-        return given_norm(scalars, given, count)
+        return given_norm(scalars, given, count, x_dtype)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 
@@ -418,7 +425,7 @@ def normalize_backward(
     sums, correction, count : Sums, array and int, optional
         For rows that are split: the sums of `normalize_backward_sums` over whole rows, the
         correction of the mean (without it, the mean is exact), and the number of elements of a
-        whole row, by default that of x's rows. mean(dr) and mean(r * dr) are then ``k * sum_dr /
+        whole row, which must be given with sums. mean(dr) and mean(r * dr) are then ``k * sum_dr /
         count`` and ``k * sum_r_dr / count``, and d is count.
     out : NormGrads, optional
         For each gradient, an array to write instead of a new one, or None. An array may be exactly

@@ -27,6 +27,7 @@ def rms_norm(
     gate_activation: Activation = "silu",
     gate_position: GatePosition = "post",
     rstd: SupportsDLPack | None = None,
+    x_dtype: DTypeLike | None = None,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,
 ) -> ArrayT:
@@ -43,7 +44,7 @@ def rms_norm(
     ----------
     x, weight, bias : array
     axis, groups, weight_offset, round_before_weight : optional
-    gate, gate_activation, gate_position, rstd, dtype, out : optional
+    gate, gate_activation, gate_position, rstd, x_dtype, dtype, out : optional
         As for `normalize`; weight and bias are optional, and bias is given by keyword.
     eps : float, optional
         As for `normalize`. PyTorch's default is the machine epsilon of the type in which it
@@ -83,9 +84,9 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    if rstd is not None:
+    if rstd is not None or x_dtype is not None:
         given = (x, weight, bias, gate, None, rstd, None, out)
-        return given_norm(scalars, given)
+        return given_norm(scalars, given, None, x_dtype)
     arrays = forward_arrays(x, weight=weight, bias=bias, gate=gate, y=out)
     return dispatch(ROW_FORWARD, scalars, arrays)[0]
 

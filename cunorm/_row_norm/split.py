@@ -237,13 +237,16 @@ def normalize_backward_sums(
     return Sums(*dispatch(ROW_SUMS, scalars, arrays))
 
 
-def given_norm(scalars: Scalars, arrays: Arrays, count: object = None) -> Any:
+def given_norm(
+    scalars: Scalars, arrays: Arrays, count: object = None, x_dtype: object = None
+) -> Any:
     """Return y of a norm that is given statistics; `arrays` are those of ROW_GIVEN."""
     if arrays[_RSTD] is None:
         raise TypeError(
-            f"{scalars[0]}: rstd is None, expected an array, as mean, correction or count is given"
+            f"{scalars[0]}: rstd is None, expected an array, as mean, correction, count or "
+            "x_dtype is given"
         )
-    return dispatch(ROW_GIVEN, (*scalars, count, None), (*arrays, None))[0]
+    return dispatch(ROW_GIVEN, (*scalars, count, x_dtype), (*arrays, None))[0]
 
 
 def given_backward(

@@ -42,7 +42,7 @@ def forward_pieces(spec: RowForwardSpec, whole: Plan) -> list[Plan]:
     return [
         _plan(ROW_MOMENTS, moments_spec(spec), of_moments),
         _plan(COMBINE_MOMENTS, combine_spec(spec, None, 1), of_parts),
-        _plan(ROW_GIVEN, given_spec(spec, x.dtype, None), of_norm),
+        _plan(ROW_GIVEN, given_spec(spec, x.dtype, 1), of_norm),
     ]
 
 
@@ -55,7 +55,7 @@ def backward_pieces(spec: RowBackwardSpec, specs: OptionalSpecs) -> list[Plan]:
     sums = {"sums.sum_dr": mean, "sums.sum_r_dr": rstd}
     return [
         _plan(ROW_SUMS, sums_spec(spec), of_sums),
-        _plan(ROW_GIVEN_SUMS, given_sums_spec(spec, None), inputs | sums, tuple(given.values())),
+        _plan(ROW_GIVEN_SUMS, given_sums_spec(spec, 1), inputs | sums, tuple(given.values())),
     ]
 
 

@@ -53,7 +53,7 @@ class RowMomentsSpec(RowForwardSpec):
 class RowGivenSpec(RowForwardSpec):
     """The scalars of a forward that is given the statistics of rows."""
 
-    count: int | None  # the number of elements of a whole row, if it is not that of x's rows
+    count: int | None  # the number of elements of a whole row; only c needs it
     x_dtype: DType | None  # to which rows are rounded before weight, if not to x's
 
     output_names = ("out",)
@@ -67,6 +67,8 @@ class RowGivenSpec(RowForwardSpec):
     def check_options(self, inputs: Specs) -> None:
         RowForwardSpec.check_options(self, inputs)
         check_statistics(self, inputs)
+        if self.c is not None:
+            _check_count(self.function, self.count)
 
     def k(self, width: int) -> float:
         return RowForwardSpec.k(self, self.count or width)
@@ -85,11 +87,23 @@ class RowSumsSpec(RowNormSpec):
 class RowGivenSumsSpec(RowBackwardSpec):
     count: int | None
 
+    def check_options(self, inputs: Specs) -> None:
+        RowBackwardSpec.check_options(self, inputs)
+        _check_count(self.function, self.count)
+
     def k(self, width: int) -> float:
         return RowBackwardSpec.k(self, self.count or width)
 
     def numbers(self, width: int) -> tuple[float, ...]:
         return (*RowBackwardSpec.numbers(self, width), self.count or width)
+
+
+def _check_count(function: str, count: int | None) -> None:
+    if count is None:
+        raise ValueError(
+            f"{function}: count is None, expected the number of elements of a whole row, as rows "
+            "may be split"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

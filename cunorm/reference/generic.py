@@ -40,6 +40,7 @@ class ForwardOptions(Options, total=False):
     rstd: Array | None
     correction: Array | None
     count: int | None
+    x_dtype: DTypeLike | None
 
 
 class BackwardOptions(Options, total=False):

@@ -21,6 +21,7 @@ OF_ROWS = "expected (5,), one element for each row of x"
 NO_ROWS = "x of shape (5, 0) has rows of 0 elements (axis -1), expected 1 to 2147483647"
 NO_CENTER, NO_MEAN = "given, expected None: center is False", "as rows are centred"
 ONE, AN_INT = "expected at least 1", "expected an int"
+NO_COUNT = "count is None, expected the number of elements of a whole row, as rows may be split"
 
 
 def of_moments() -> list[Error]:
@@ -133,7 +134,7 @@ def of_given(center: bool, takes: set[str]) -> list[Error]:
     """Return errors of a norm with given statistics; `takes` has the keywords that it takes."""
     right = {"rstd": R} | ({"mean": R} if center else {})
     no_mean = f"mean is None, expected the mean that combine_moments returned, {NO_MEAN}"
-    no_rstd = "rstd is None, expected an array, as mean, correction or count is given"
+    no_rstd = "rstd is None, expected an array, as mean, correction, count or x_dtype is given"
     errors: list[Error] = [
         ({"rstd": None, "mean": R}, TYPE, no_rstd),
         ({"rstd": None, "mean": None, "correction": R}, TYPE, no_rstd),
@@ -144,6 +145,9 @@ def of_given(center: bool, takes: set[str]) -> list[Error]:
         ({"count": 0}, VALUE, f"count is 0, {ONE}"),
         ({"count": True}, TYPE, f"count is True, {AN_INT}"),
         ({"count": 8.0}, TYPE, f"count is 8.0, {AN_INT}"),
+        ({"c": 2.0}, VALUE, NO_COUNT),
+        ({"x_dtype": "int8"}, TYPE, "x_dtype is 'int8', expected float16, bfloat16, float32 or"),
+        ({"rstd": None, "mean": None, "x_dtype": "float16"}, TYPE, no_rstd),
         ({"x": EMPTY}, VALUE, NO_ROWS),
     ]
     wide, first = {"x": X.astype(np.float64)}, "mean" if center else "rstd"
@@ -198,7 +202,7 @@ def of_sums(center: bool) -> list[Error]:
 def of_backward(center: bool, takes: set[str]) -> list[Error]:
     """Return errors of a backward that is given sums."""
     right = {"dy": X, "rstd": R, "sums": Sums(R if center else None, R)}
-    right |= {"mean": R} if center else {}
+    right |= {"count": 8} | ({"mean": R} if center else {})
     whole = "of whole rows, as correction or count is given"
     sums: list[tuple[Any, type[Exception], str]] = [
         ((R, R), TYPE, "sums is of type tuple, expected a Sums"),
@@ -222,6 +226,7 @@ def of_backward(center: bool, takes: set[str]) -> list[Error]:
         ({"sums": None, "count": 8}, TYPE, f"sums is None, expected a Sums {whole}"),
         ({"count": 0}, VALUE, f"count is 0, {ONE}"),
         ({"count": 8.0}, TYPE, f"count is 8.0, {AN_INT}"),
+        ({"count": None}, VALUE, NO_COUNT),
         ({"rstd": R64}, TYPE, f"rstd has dtype float64, expected float32, {COMPUTE}"),
     ]
     if center:
@@ -241,10 +246,14 @@ ERRORS: list[tuple[str, dict[str, Any], list[Error]]] = [
     ("row_moments", {}, of_moments()),
     ("combine_moments", {"eps": 1e-5}, of_combined()),
     *(("normalize_backward_sums", {"x": X}, of_sums(center)) for center in (False, True)),
-    *(("normalize", {"x": X, "center": one}, of_given(one, ALL)) for one in (False, True)),
-    ("rms_norm", {"x": X}, of_given(False, KEYWORDS)),
-    ("layer_norm", {"x": X}, of_given(True, ALL - {"count"})),
-    ("l2_norm", {"x": X}, of_given(False, KEYWORDS | {"count"})),
+    *(
+        ("normalize", {"x": X, "center": one}, of_given(one, ALL | {"c", "x_dtype"}))
+        for one in (False, True)
+    ),
+    ("rms_norm", {"x": X}, of_given(False, KEYWORDS | {"x_dtype"})),
+    ("layer_norm", {"x": X}, of_given(True, ALL - {"count"} | {"x_dtype"})),
+    ("l2_norm", {"x": X, "count": 8}, of_given(False, KEYWORDS | {"count"})),
+    ("l2_norm", {"x": X, "rstd": R}, [({"count": None}, VALUE, NO_COUNT)]),
     ("normalize_backward", {"x": X}, of_backward(False, ALL)),
     ("normalize_backward", {"x": X, "center": True}, of_backward(True, ALL)),
     ("rms_norm_backward", {"x": X}, of_backward(False, KEYWORDS | {"count"})),

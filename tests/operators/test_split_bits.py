@@ -214,9 +214,10 @@ def pieces(**case: Any) -> None:
     over = x.copy()
     assert_same_bits(cunorm.layer_norm(over, weight, bias, **found, out=over), y)
     sums = check_given(cunorm.normalize_backward_sums, dy, x, weight, **found, center=True)
-    grads = cunorm.layer_norm_backward(dy, x, weight, bias, **found, sums=sums)
+    given = {**found, "sums": sums, "count": x.shape[-1]}
+    grads = cunorm.layer_norm_backward(dy, x, weight, bias, **given)
     out = like(grads, dresidual=None)
-    assert cunorm.layer_norm_backward(dy, x, weight, bias, **found, sums=sums, out=out).dx is out.dx
+    assert cunorm.layer_norm_backward(dy, x, weight, bias, **given, out=out).dx is out.dx
     assert_same_fields(out._replace(dresidual=out.dx), grads)
 
 
