@@ -18,6 +18,7 @@ from torch import distributed as dist
 from cunorm._arrays._torch_private import (
     count_modes,
     is_collective,
+    is_legacy_batch,
     is_tracing,
     is_transforming,
     wait,
@@ -139,12 +140,14 @@ class _SplitNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{ctx.spec.function}: a second derivative is asked for, expected first ones: "
-                "split rows (process_group) have no others"
-            )
         gradients = wait(dy), wait(dresidual_out)
+        are_batched = any(one is not None and is_legacy_batch(one) for one in gradients)
+        if torch.is_grad_enabled() or are_batched:
+            what = "derivatives are batched" if are_batched else "a second derivative is asked for"
+            raise RuntimeError(
+                f"{ctx.spec.function}: {what}, expected first ones, one at a time: split rows "
+                "(process_group) have no others"
+            )
         run = partial(_run_backward, ctx, dy is not None)
         return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
 
