@@ -12,9 +12,9 @@ from cunorm._core import validate
 from cunorm._core.tensor import Arrays
 from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, SupportsDLPack
 from cunorm._dispatch import dispatch
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.spec import Scalars, forward_scalars
 from cunorm._row_norm.split_plan import (
-    COMBINE_MOMENTS,
     ROW_GIVEN,
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,

@@ -6,10 +6,10 @@ from typing import Any
 from cunorm._core.operands import arguments, present
 from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import OptionalSpec, OptionalSpecs, contiguous
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm._row_norm.split_plan import (
-    COMBINE_MOMENTS,
     ROW_GIVEN,
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,

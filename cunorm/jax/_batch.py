@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from cunorm._core.operands import Kind, present
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.quantized_spec import RowQuantizedSpec
 from cunorm._row_norm.spec import RowNormSpec
-from cunorm._row_norm.split_plan import COMBINE_MOMENTS
 from cunorm.jax._call import Arrays, Call, gates_branch, replace_interned
 
 

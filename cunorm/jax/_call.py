@@ -14,11 +14,11 @@ from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, OpSpec, Plan, SpecT, spec_from_json, spec_to_json
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
 from cunorm._row_norm.split_plan import (
-    COMBINE_MOMENTS,
     ROW_GIVEN,
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,

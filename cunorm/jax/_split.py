@@ -20,10 +20,10 @@ from jax import Array
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.operands import present
 from cunorm._core.plan import OpSpec
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.split import count_of
 from cunorm._row_norm.split_plan import (
-    COMBINE_MOMENTS,
     ROW_GIVEN,
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,

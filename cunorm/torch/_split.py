@@ -29,10 +29,10 @@ from cunorm._core.memo import memoize
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._core.validate import describe_type
 from cunorm._dispatch import dispatch_spec, parse
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm._row_norm.split_plan import (
-    COMBINE_MOMENTS,
     ROW_GIVEN,
     ROW_GIVEN_SUMS,
     ROW_MOMENTS,

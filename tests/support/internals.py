@@ -59,11 +59,11 @@ from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
 from cunorm._row_norm import cpu_launches as _cpu_plan
 from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm import spec as _row_spec
+from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
 from cunorm._row_norm.split_kernels import GivenSumsTypes, GivenTypes, MomentsTypes, SumsTypes
-from cunorm._row_norm.split_plan import COMBINE_MOMENTS
 
 # By operator name: the OpDef, and scalars that a public function passes to it.
 SCALARS = {

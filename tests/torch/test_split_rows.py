@@ -6,7 +6,6 @@ import pickle
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -25,113 +24,21 @@ import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import _split  # noqa: E402
 from cunorm.torch._groups import summed  # noqa: E402
-from tests.support.bounds import check_backward, check_forward  # noqa: E402
 from tests.support.operands import draw  # noqa: E402
+from tests.support.torch_split import (  # noqa: E402
+    CASES,
+    WIDTH,
+    Joined,
+    Part,
+    check_case,
+    leaf,
+    operands,
+    part,
+    to_torch,
+    widths,
+)
 
-ROWS, WIDTH = (3, 5), 14
-WIDTHS = {2: (9, 5), 4: (4, 1, 6, 3)}  # of the parts of a row, by the number of processes
 LIMIT = timedelta(seconds=60)
-CASES = {
-    "layer_norm far from 0": ("layer_norm", {"mean": 1e4}, {}),
-    "rms_norm": ("rms_norm", {"x": "bfloat16"}, {"weight_offset": 1.0}),
-    "a pre-gate": ("layer_norm", {"gate": "float32", "mean": 1e2}, {"gate_position": "pre"}),
-    "a post-gate": ("rms_norm", {"gate": "bfloat16"}, {}),
-    "a length": ("normalize", {}, {"center": True, "c": 3.0}),
-    "l2_norm": ("l2_norm", {}, {}),
-    "a stream": (
-        "add_rms_norm",
-        {"x": "bfloat16", "residual": "float32"},
-        {"round_before_weight": True},
-    ),
-    "a gated branch": (
-        "add_layer_norm",
-        {"residual": "float32", "gate": "float32"},
-        {"gate_position": "branch", "gate_activation": "tanh"},
-    ),
-}
-
-
-def widths():
-    return WIDTHS[dist.get_world_size()]
-
-
-def part(array, rank=None):
-    """Return a process's columns of an array."""
-    rank = dist.get_rank() if rank is None else rank
-    end = [*accumulate(widths())][rank]
-    return array[..., end - widths()[rank] : end]
-
-
-def joined(array):
-    """Return the columns of all processes."""
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, array)
-    return np.concatenate(parts, -1)
-
-
-def operands(dtypes):
-    """Return the operands of a case, dy and d_residual as float64 arrays and their dtypes."""
-    dtypes = {"x": "float32"} | dtypes
-    mean, width = dtypes.pop("mean", 0.0), WIDTH
-    shapes = dict.fromkeys(dtypes, (*ROWS, width)) | {"weight": (width,), "bias": (width,)}
-    dtypes = dict.fromkeys(shapes, "float32") | dtypes
-    arrays = {name: draw(name, shape, dtypes[name]) for name, shape in shapes.items()}
-    arrays["x"] = (arrays["x"].astype(np.float64) + mean).astype(arrays["x"].dtype)
-    arrays |= {name: draw(name, (*ROWS, width), dtypes["x"]) for name in ("dy",)}
-    return arrays | {"d_residual": draw("d_residual", (*ROWS, width), "float32")}
-
-
-def leaf(array):
-    return to_torch(array).requires_grad_()
-
-
-def to_torch(array):
-    array = np.ascontiguousarray(array)
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def to_numpy(tensor, like):
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(like)
-    return tensor.numpy()
-
-
-def check_case(name):
-    """Compare a case's results and gradients with the oracle for whole rows."""
-    function, dtypes, options = CASES[name]
-    whole = operands(dict(dtypes))
-    bf16 = draw("x", (1,), "bfloat16").dtype
-    dy, d_residual = whole.pop("dy"), whole.pop("d_residual")
-    if function == "l2_norm":
-        whole = {"x": whole["x"]}
-    mine = {key: leaf(part(array)) for key, array in whole.items()}
-    result = getattr(ct, function)(**mine, **options, process_group=dist.group.WORLD)
-    results = {"y": result} if isinstance(result, torch.Tensor) else result._asdict()
-    given = {"y": to_torch(part(dy)), "residual": to_torch(part(d_residual))}
-    torch.autograd.backward([*results.values()], [given[key] for key in results])
-    found = {key: joined(to_numpy(one, bf16)) for key, one in results.items()}
-    grads = {f"d{key}": joined(to_numpy(one.grad, bf16)) for key, one in mine.items()}
-    options = dict(options) | (
-        {"center": "layer_norm" in function, "eps": 1e-5 if "layer" in function else 1e-6}
-        if function not in ("normalize", "l2_norm")
-        else {"eps": 1e-6}
-        if function == "normalize"
-        else {"c": 1.0, "eps": 1e-12 / WIDTH}
-    )
-    if "gate" in whole:
-        options["gate"] = whole["gate"]
-    x, weight, bias = whole["x"], whole.get("weight"), whole.get("bias")
-    forward = cunorm.NormForward(**found)
-    worst = check_forward(forward, x, weight, bias, whole.get("residual"), **options)
-    stream = found.get("residual", x)
-    more = {"branch": x} if options.get("gate_position") == "branch" else {}
-    if "residual" in found:
-        more |= {"d_residual": d_residual, "x_dtype": x.dtype}
-    worst |= check_backward(cunorm.NormGrads(**grads), dy, stream, weight, bias, **more, **options)
-    assert {"y", "dx"} <= worst.keys()
 
 
 def check_bits():
@@ -173,42 +80,14 @@ def check_messages():
     assert sent == [*forward[:2], backward[0], *forward[2:], backward[1], *forward[:2]]
 
 
-class _Part(torch.autograd.Function):
-    """This process's columns of a tensor that all processes have."""
-
-    @staticmethod
-    def forward(ctx, whole):
-        ctx.shape = whole.shape
-        return part(whole).clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        whole = gradient.new_zeros(ctx.shape)
-        part(whole).copy_(gradient)
-        dist.all_reduce(whole)
-        return whole
-
-
-class _Joined(torch.autograd.Function):
-    """The columns of all processes."""
-
-    @staticmethod
-    def forward(ctx, mine):
-        return torch.from_numpy(joined(mine.detach().numpy()))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return part(gradient)
-
-
 def check_gradients():
     """All processes differentiate the norm of whole rows numerically, in step."""
     shapes = {"x": (1, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
     leaves = [leaf(draw(name, shape, "float64")) for name, shape in shapes.items()]
 
     def norm(*leaves):
-        own = map(_Part.apply, leaves)
-        return _Joined.apply(ct.layer_norm(*own, process_group=dist.group.WORLD))
+        own = map(Part.apply, leaves)
+        return Joined.apply(ct.layer_norm(*own, process_group=dist.group.WORLD))
 
     assert torch.autograd.gradcheck(norm, leaves)
 
