@@ -38,6 +38,8 @@ def rms_norm(
 ) -> Array:
     """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
+    `cunorm.jax` explains axis_name.
+
     >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[1.0, 7.0]]), jnp.array([1.0, 10.0])
     >>> np.asarray(cunorm.jax.rms_norm(x, weight)).round(4)
@@ -68,6 +70,8 @@ def layer_norm(
 ) -> Array:
     """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
+    `cunorm.jax` explains axis_name.
+
     >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[3.0, 7.0]]), jnp.array([1.0, 10.0])
     >>> np.asarray(jax.jit(cunorm.jax.layer_norm)(x, weight)).round(3)
@@ -88,6 +92,8 @@ def l2_norm(
     axis_name: AxisName | None = None,
 ) -> Array:
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
+
+    `cunorm.jax` explains axis_name.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> np.asarray(cunorm.jax.l2_norm(jnp.array([[3.0, 4.0]]))).round(4)
@@ -116,6 +122,8 @@ def normalize(
     axis_name: AxisName | None = None,
 ) -> Array:
     """Scale each row of x to the length c, as `cunorm.normalize` does.
+
+    `cunorm.jax` explains axis_name.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x = jnp.array([[3.0, 4.0], [-30.0, 40.0]])
@@ -147,6 +155,8 @@ def add_rms_norm(
     axis_name: AxisName | None = None,
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
+
+    `cunorm.jax` explains axis_name.
 
     The shares that y and the stream contribute to the gradient are added before rounding. Then x's
     gradient is rounded to x's dtype, and residual's gradient to the new stream's dtype (and then to
@@ -183,6 +193,8 @@ def add_layer_norm(
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
 
+    `cunorm.jax` explains axis_name.
+
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> y, stream = cunorm.jax.add_layer_norm(jnp.array([[1.0, 2.0]]), jnp.array([[4.0, 7.0]]))
     >>> np.asarray(y).round(4), stream
@@ -217,6 +229,8 @@ def add_normalize(
     axis_name: AxisName | None = None,
 ) -> AddNorm[Array]:
     """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
+
+    `cunorm.jax` explains axis_name.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x, stream = jnp.array([[1, 2]], jnp.bfloat16), jnp.array([[2.0, 2.0]])

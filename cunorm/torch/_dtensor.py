@@ -13,6 +13,7 @@ from cunorm._row_norm.geometry import leading_axes_of
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowForwardSpec
 from cunorm.torch._autograd import call
+from cunorm.torch._groups import untraced
 from cunorm.torch._pair import ROW, Operand, Tensors
 from cunorm.torch._split import grouped_call
 
@@ -21,6 +22,7 @@ def is_dtensor(kind: type) -> bool:
     return (kind.__module__, kind.__name__) == ("torch.distributed.tensor", "DTensor")
 
 
+@untraced("norms of DTensors")
 def dtensor_call(scalars: tuple[Any, ...], arrays: Tensors, *groups: object) -> Sequence[Operand]:
     """Return y and the new stream, placed as x is, or None; x is a DTensor."""
     from torch.distributed.tensor import DTensor

@@ -45,6 +45,8 @@ def rms_norm(
 ) -> Tensor:
     """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
+    `cunorm.torch` explains process_group and parameter_group.
+
     >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
     >>> cunorm.torch.rms_norm(x)[0, 0].backward()
@@ -78,6 +80,8 @@ def add_rms_norm(
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `rms_norm`, as `cunorm.add_rms_norm` does.
 
+    `cunorm.torch` explains process_group and parameter_group.
+
     The backward also adds the gradient of the stream, in one pass.
 
     >>> import torch, cunorm.torch
@@ -103,6 +107,8 @@ def l2_norm(
     process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Scale each row of x to length 1, as `cunorm.l2_norm` does.
+
+    `cunorm.torch` explains process_group.
 
     ``torch.nn.functional.normalize`` instead divides by max(sqrt(sum(x * x)), eps). Its ``dim`` is
     the only axis of a row; `axis` is the first of a row's axes.
@@ -133,6 +139,8 @@ def layer_norm(
     parameter_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
+
+    `cunorm.torch` explains process_group and parameter_group.
 
     >>> import torch, cunorm.torch
     >>> bias = torch.zeros(2, requires_grad=True)
@@ -167,6 +175,8 @@ def add_layer_norm(
     parameter_group: ProcessGroup | None = None,
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `layer_norm`, as `cunorm.add_layer_norm` does.
+
+    `cunorm.torch` explains process_group and parameter_group.
 
     >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -203,6 +213,8 @@ def normalize(
     parameter_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Scale each row of x to the length c, as `cunorm.normalize` does.
+
+    `cunorm.torch` explains process_group and parameter_group.
 
     >>> import torch, cunorm.torch
     >>> x = torch.tensor([[3.0, 4.0]], requires_grad=True)
@@ -241,6 +253,8 @@ def add_normalize(
     parameter_group: ProcessGroup | None = None,
 ) -> AddNorm[Tensor]:
     """Add x to the residual stream, and apply `normalize`, as `cunorm.add_normalize` does.
+
+    `cunorm.torch` explains process_group and parameter_group.
 
     >>> import torch, cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)

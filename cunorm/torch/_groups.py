@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Groups of processes: their check, and the sums of parameters' gradients over a group."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,24 @@ from torch import distributed as dist
 from cunorm._arrays._torch_private import wait
 from cunorm._core.validate import describe_type
 from cunorm.torch._pair import Context, Operand
+
+_Call = Callable[..., Sequence[Operand]]
+
+
+def untraced(what: str) -> Callable[[_Call], _Call]:
+    """Decorate a function that torch.compile does not trace: it breaks its graph there."""
+
+    def decorate(function: _Call) -> _Call:
+        def run(*arguments: Any) -> Any:
+            is_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
+            return (torch.compiler.disable(function) if is_loaded else function)(*arguments)
+
+        marks: Any = run
+        marks._torchdynamo_disable = True
+        marks._torchdynamo_disable_msg = f"{what} run outside of graphs: leave out fullgraph=True"
+        return run
+
+    return decorate
 
 
 def check_group(function: str, argument: str, group: object) -> None:

@@ -6,7 +6,6 @@ backward, the sums that the gradient of x needs. Every process combines what all
 order of their ranks, so all have the same bits.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from torch import distributed as dist
 from cunorm._arrays._torch_private import (
     count_modes,
     is_collective,
+    is_legacy_batch,
     is_tracing,
     is_transforming,
     wait,
@@ -45,7 +45,7 @@ from cunorm._row_norm.split_spec import (
     sums_spec,
 )
 from cunorm.torch._autograd import call, check_tensors, refuse_tangents
-from cunorm.torch._groups import check_group, summed
+from cunorm.torch._groups import check_group, summed, untraced
 from cunorm.torch._pair import ROW, Context, Operand, Tensors, saving
 
 # Newer versions of PyTorch have the first of these names, older ones the second.
@@ -53,21 +53,8 @@ _gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into
 _HEADER = 1  # numbers in front of a message: the number of elements of a row's part
 
 
-def grouped_call(*arguments: Any) -> Sequence[Operand]:
-    """Run `_grouped_call`, which torch.compile does not trace: it breaks its graph here."""
-    has_compiler = "torch._dynamo" in sys.modules
-    run = torch.compiler.disable(_grouped_call) if has_compiler else _grouped_call
-    found: Sequence[Operand] = run(*arguments)
-    return found
-
-
-grouped_call._torchdynamo_disable = True  # type: ignore[attr-defined]
-grouped_call._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-    "norms with process_group or parameter_group run outside of graphs: leave out fullgraph=True"
-)
-
-
-def _grouped_call(
+@untraced("norms with process_group or parameter_group")
+def grouped_call(
     scalars: tuple[Any, ...], arrays: Tensors, process_group: Any, parameter_group: Any
 ) -> Sequence[Operand]:
     """Return y and the new stream, or None; at least one group is given."""
@@ -142,12 +129,14 @@ class _SplitNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{ctx.spec.function}: a second derivative is asked for, expected first ones: "
-                "split rows (process_group) have no others"
-            )
         gradients = wait(dy), wait(dresidual_out)
+        are_batched = any(one is not None and is_legacy_batch(one) for one in gradients)
+        if torch.is_grad_enabled() or are_batched:
+            what = "derivatives are batched" if are_batched else "a second derivative is asked for"
+            raise RuntimeError(
+                f"{ctx.spec.function}: {what}, expected first ones, one at a time: split rows "
+                "(process_group) have no others"
+            )
         run = partial(_run_backward, ctx, dy is not None)
         return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
 

@@ -291,3 +291,14 @@ def test_calls_of_no_rows_have_results_of_no_rows(rows):
     assert isinstance(call.statistics(call.moments()), Statistics)
     assert added(call.sums(call.statistics(call.moments()))).sum_dr.shape == rows
     assert isinstance(added(call.sums(call.statistics(call.moments()))), Sums)
+
+
+def test_rows_of_a_stream_are_rounded_to_the_dtype_of_the_branch():
+    branch, weight = draw("x", (5, 24), "float16"), draw("weight", (24,), "float32")
+    options = {"round_before_weight": True}
+    residual = draw("residual", (5, 24), "float32")
+    whole = cunorm.rms_norm_forward(branch, weight, residual=residual, **options)
+    options |= {"rstd": whole.rstd, "x_dtype": "float16"}
+    assert cunorm.rms_norm(whole.residual, weight, **options).tobytes() == whole.y.tobytes()
+    rounded = cunorm.rms_norm(whole.residual, rstd=whole.rstd, x_dtype="float16")
+    assert rounded.dtype == np.float16

@@ -195,6 +195,9 @@ def check_refusals():
     with pytest.raises(RuntimeError, match="rms_norm: a second derivative is asked for"):
         y = ct.rms_norm(x, weight, process_group=group).square().sum()
         torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="rms_norm: derivatives are batched, expected first"):
+        y = ct.rms_norm(x, weight, process_group=group).square().sum()
+        torch.autograd.grad(y, x, torch.ones(2), is_grads_batched=True)
     with pytest.raises(RuntimeError, match="rms_norm: process_group or parameter_group is given"):
         torch.func.grad(lambda x: ct.rms_norm(x, process_group=group).sum())(x)
     with pytest.raises(TypeError, match="RMSNorm: process_group is of type str, expected a torch"):
