@@ -12,7 +12,7 @@ import pytest
 
 import cunorm
 from cunorm import Moments, NormGrads, Statistics, Sums
-from tests.support.operands import assert_same_bits, assert_same_fields
+from tests.support.operands import assert_same_bits, assert_same_fields, draw
 from tests.support.split import Parts, SplitCall, added, stacked
 from tests.support.ulps import assert_within, ulp
 
