@@ -25,8 +25,8 @@ struct Parts {
   const T* data;
   index_t stride;
 
-  __device__ double at(index_t part, index_t row) const {
-    return data == nullptr ? 0.0 : double(data[part * stride + row]);
+  __device__ T at(index_t part, index_t row) const {
+    return data == nullptr ? T(0) : data[part * stride + row];
   }
 };
 
@@ -40,6 +40,22 @@ struct Arguments {
   Number<double> eps, count;
 };
 
+// A part of a row.
+template <class B>
+struct Part {
+  using C = typename B::compute_t;
+  C count = 0, m2 = 0, mean = 0, correction = 0;
+
+  __device__ void load(const Arguments<B>& arguments, index_t part, index_t row) {
+    count = arguments.counts.at(part, 0);
+    m2 = arguments.m2.at(part, row);
+    if constexpr (B::center) {
+      mean = arguments.mean.at(part, row);
+      correction = arguments.correction.at(part, row);
+    }
+  }
+};
+
 // A number as the sum of two doubles, of which the second is small.
 struct DoublePair {
   double high = 0, low = 0;
@@ -51,31 +67,47 @@ struct DoublePair {
   }
 };
 
+// The parts of a row that came before.
 template <class B>
-__device__ inline void combine(const Arguments<B>& arguments, index_t row) {
-  using C = typename B::compute_t;
+struct Combined {
   DoublePair mean;
   double count = 0, m2 = 0;
-  for (index_t part = 0; part < arguments.parts; ++part) {
-    const bool are_equal = arguments.counts.data == nullptr;
-    const double of_part = are_equal ? arguments.count : arguments.counts.at(part, 0);
+
+  __device__ void add(const Part<B>& part, double of_part) {
     const double before = count;
     count += of_part;
-    m2 += arguments.m2.at(part, row);
+    m2 += part.m2;
     if constexpr (B::center) {
       const double share = of_part / count;
-      const double high = arguments.mean.at(part, row) - mean.high,
-                   low = arguments.correction.at(part, row) - mean.low;
+      const double high = part.mean - mean.high, low = part.correction - mean.low;
       mean.add(high * share);
       mean.add(low * share);
       m2 += (high + low) * (high + low) * (before * share);
     }
   }
-  arguments.rstd[row] = C(1.0 / sqrt(m2 / count + arguments.eps));
+};
+
+template <class B>
+__device__ inline void combine(const Arguments<B>& arguments, index_t row) {
+  using C = typename B::compute_t;
+  constexpr int together = 8;  // parts whose loads begin at once
+  const bool are_equal = arguments.counts.data == nullptr;
+  Combined<B> found;
+  for (index_t first = 0; first < arguments.parts; first += together) {
+    Part<B> parts[together];
+    unrolled<together>([&](int i) {
+      if (first + i < arguments.parts) parts[i].load(arguments, first + i, row);
+    });
+    unrolled<together>([&](int i) {
+      if (first + i < arguments.parts)
+        found.add(parts[i], are_equal ? double(arguments.count) : double(parts[i].count));
+    });
+  }
+  arguments.rstd[row] = C(1.0 / sqrt(found.m2 / found.count + arguments.eps));
   if constexpr (B::center) {
-    const C rounded = C(mean.high + mean.low);
+    const C rounded = C(found.mean.high + found.mean.low);
     arguments.mean_out[row] = rounded;
-    arguments.correction_out[row] = C((mean.high - double(rounded)) + mean.low);
+    arguments.correction_out[row] = C((found.mean.high - double(rounded)) + found.mean.low);
   }
 }
 
