@@ -159,6 +159,7 @@ def test_the_block_learns_to_denoise_better_than_a_blur(device, tmp_path, run):
     assert shown[-1] == error and str(tmp_path / "block.png") in printed.out
 
 
+@pytest.mark.exhaustive
 def test_the_block_exits_with_1_if_a_gradient_is_wrong_or_its_error_is_above_the_blurs(
     example, run, monkeypatch
 ):
@@ -224,6 +225,7 @@ def test_modulated_norms_and_gated_branches_train_alike_and_draw_strokes(device,
     assert percent > 60  # it is 73; by chance it would be 25
 
 
+@pytest.mark.exhaustive
 def test_the_diffusion_example_exits_with_1_if_a_gradient_is_wrong_or_few_pictures_show_strokes(
     run, example, monkeypatch
 ):
