@@ -72,17 +72,6 @@ using GateRows = Rows<T, GATE_AXES>;
 template <class T>
 using Parameter = either<PARAMETER_AXES == 0, T*, Rows<T, PARAMETER_AXES>>;
 
-// The mean of a row is mean + correction. Without FINDS_MOMENTS or GIVEN_STATISTICS, a row's own
-// pass over p finds the correction.
-template <class T, bool has_correction>
-struct Statistics {
-  T *mean, *rstd;
-};
-template <class T>
-struct Statistics<T, true> {
-  T *mean, *rstd, *correction;
-};
-
 template <template <class> class Arguments, class B>
 __device__ inline index_t row_width(const Arguments<B>& arguments) {
   return B::width > 0 ? B::width : arguments.width;

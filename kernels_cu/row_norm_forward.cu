@@ -44,6 +44,17 @@ struct Build : RowBuild, Quantization {
   static constexpr bool can_pair = same_type<compute_t, float> && pack % 2 == 0 && !present<gate_t>;
 };
 
+// The statistics of rows, as results or as inputs; the mean of p is mean + correction. Where rows'
+// own statistics are found, the rounded mean is a result. Of moments, rstd has m2.
+template <class T, bool has_correction>
+struct Statistics {
+  T *mean, *rstd;
+};
+template <class T>
+struct Statistics<T, true> : Statistics<T, false> {
+  T* correction;
+};
+
 template <class B>
 struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   using C = typename B::compute_t;
@@ -54,7 +65,7 @@ struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   Rows<typename B::residual_out_t> residual_out;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
-  // Null if not wanted, as they are for a quantised result. Of moments, rstd has m2.
+  // Null if not wanted, as they are for a quantised result.
   Statistics<either<B::given_statistics, const C, C>, B::finds_moments || B::given_statistics>
       statistics;
   index_t rows, groups, width;  // rows of each group

@@ -14,12 +14,7 @@ from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Supp
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.spec import Scalars, forward_scalars
-from cunorm._row_norm.split_plan import (
-    ROW_GIVEN,
-    ROW_GIVEN_SUMS,
-    ROW_MOMENTS,
-    ROW_SUMS,
-)
+from cunorm._row_norm.split_plan import ROW_GIVEN, ROW_GIVEN_SUMS, ROW_MOMENTS, ROW_SUMS
 from cunorm.results import Moments, NormGrads, Statistics, Sums
 
 _RSTD = ROW_GIVEN.inputs.index("rstd")

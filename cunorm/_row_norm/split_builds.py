@@ -9,12 +9,7 @@ from cunorm._core.tensor import OptionalSpec, OptionalSpecs, contiguous
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
-from cunorm._row_norm.split_plan import (
-    ROW_GIVEN,
-    ROW_GIVEN_SUMS,
-    ROW_MOMENTS,
-    ROW_SUMS,
-)
+from cunorm._row_norm.split_plan import ROW_GIVEN, ROW_GIVEN_SUMS, ROW_MOMENTS, ROW_SUMS
 from cunorm._row_norm.split_spec import (
     combine_spec,
     given_spec,

@@ -9,13 +9,8 @@ from cunorm._core import validate
 from cunorm._core.calls import by_name, check_inputs, check_results
 from cunorm._core.dtypes import compute_type, numpy_dtype
 from cunorm._core.operands import arguments, present
-from cunorm._core.plan import (
-    OpDef,
-    Plan,
-)
-from cunorm._core.tensor import (
-    OptionalSpecs,
-)
+from cunorm._core.plan import OpDef, Plan
+from cunorm._core.tensor import OptionalSpecs
 from cunorm._row_norm.combine_plan import in_two
 from cunorm._row_norm.plan import geometry_of, lower, plan_backward, plan_forward, workspace_bound
 from cunorm._row_norm.row_kernel import RowKernel

@@ -92,10 +92,10 @@ class RowGivenSumsSpec(RowBackwardSpec):
         _check_count(self.function, self.count)
 
     def k(self, width: int) -> float:
-        return RowBackwardSpec.k(self, self.count or width)
+        return RowBackwardSpec.k(self, present(self.count))
 
     def numbers(self, width: int) -> tuple[float, ...]:
-        return (*RowBackwardSpec.numbers(self, width), self.count or width)
+        return (*RowBackwardSpec.numbers(self, width), present(self.count))
 
 
 def _check_count(function: str, count: int | None) -> None:

@@ -18,12 +18,7 @@ from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
-from cunorm._row_norm.split_plan import (
-    ROW_GIVEN,
-    ROW_GIVEN_SUMS,
-    ROW_MOMENTS,
-    ROW_SUMS,
-)
+from cunorm._row_norm.split_plan import ROW_GIVEN, ROW_GIVEN_SUMS, ROW_MOMENTS, ROW_SUMS
 
 Arrays = tuple[Array, ...]
 OptionalArrays = Sequence[Array | None]

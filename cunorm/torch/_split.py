@@ -31,12 +31,7 @@ from cunorm._dispatch import dispatch_spec, parse
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
-from cunorm._row_norm.split_plan import (
-    ROW_GIVEN,
-    ROW_GIVEN_SUMS,
-    ROW_MOMENTS,
-    ROW_SUMS,
-)
+from cunorm._row_norm.split_plan import ROW_GIVEN, ROW_GIVEN_SUMS, ROW_MOMENTS, ROW_SUMS
 from cunorm._row_norm.split_spec import (
     combine_spec,
     given_spec,
@@ -202,7 +197,8 @@ def _all_gather(group: Any, message: Tensor) -> Tensor:
 def _check_sizes(function: str, group: Any, rows: int, width: int) -> None:
     """Check that all messages have equally many rows and bytes, else gloo would abort a process.
 
-    On a GPU, this would wait for all work; there, NCCL ends a mismatch after the group's timeout.
+    On a GPU, this would wait for all work; there, NCCL mostly ends a mismatch after the group's
+    timeout.
     """
     sizes = _all_gather(group, torch.tensor([rows, width])).tolist()
     for rank, (other_rows, other_width) in enumerate(sizes):
