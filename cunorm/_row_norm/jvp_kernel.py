@@ -2,6 +2,7 @@
 """The operands of row norms in forward mode, and their builds: of y, and of a backward's dx."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import Kind, Slot, names_of
@@ -19,6 +20,7 @@ _X, _WEIGHT, _BIAS, _GATE, _MEAN, _RSTD, _DY = (
     _OF_TABLE[name] for name in ("x", "weight", "bias", "gate", "mean", "rstd", "dy")
 )
 _OF_WEIGHT, _OF_BIAS, _OF_GATE = map(_tangent, ("weight", "bias", "gate"))
+_OPERANDS = (_X, _WEIGHT, _BIAS, _GATE, _MEAN, _RSTD)
 _RESULT = Slot("y_tangent", "y_tangent", Kind.LIKE_X, is_required=True)
 
 
@@ -27,18 +29,7 @@ class JvpTypes(ForwardTypes):
     """The dtypes of a build that finds the tangent of y."""
 
     kernel = "row_norm_jvp"
-    inputs = (
-        _X,
-        _WEIGHT,
-        _BIAS,
-        _GATE,
-        _MEAN,
-        _RSTD,
-        _tangent("x"),
-        _OF_WEIGHT,
-        _OF_BIAS,
-        _OF_GATE,
-    )
+    inputs: ClassVar = (*_OPERANDS, _tangent("x"), _OF_WEIGHT, _OF_BIAS, _OF_GATE)
     results = (_RESULT,)
     # In the order of `struct Arguments`.
     slots = (_X, _GATE, _tangent("x"), _OF_GATE, _DY, _RESULT, _WEIGHT, _BIAS, _OF_WEIGHT, _OF_BIAS)
@@ -73,7 +64,7 @@ class JvpTypes(ForwardTypes):
 class SecondTypes(JvpTypes):
     """The dtypes of a build that finds the tangent of a backward's dx."""
 
-    inputs = (_DY, _X, _WEIGHT, _MEAN, _RSTD, _tangent("x", is_required=True))
+    inputs: ClassVar = (_DY, _X, _WEIGHT, _MEAN, _RSTD, _tangent("x", is_required=True))
     results = (_RESULT._replace(argument="dx"),)
 
 

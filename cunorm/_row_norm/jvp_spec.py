@@ -22,7 +22,7 @@ class RowJvpSpec(RowNormSpec):
         return {"y_tangent": dtypes["y_tangent"] or self.dtype or self._own_dtype(dtypes)}
 
     def _own_dtype(self, dtypes: DTypes) -> DType:
-        """Return the tangent's dtype if neither an option nor a given array decides it: that of y."""
+        """Return y's dtype if neither an option nor a given array decides it."""
         x, weight = self.x_dtype or present(dtypes["x"]), dtypes["weight"]
         return promoted(x, weight) if self.round_before_weight and weight else x
 

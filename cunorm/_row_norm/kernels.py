@@ -183,7 +183,7 @@ class ForwardTypes(_RowTypes):
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
 
     def read_again(self) -> list[DType | None]:
-        """Return the dtypes of the operands that the second pass over a streamed row reads again."""
+        """Return the dtypes of the operands of which a streamed row is read twice."""
         return [self.residual_out or self.x, self.gate]
 
     def begins_with_pack(self) -> bool:

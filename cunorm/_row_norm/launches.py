@@ -56,7 +56,7 @@ def cuda_forward(
     axes: int = 1,
     rows_of: RowsOf = SHARED,
 ) -> RowLaunch:
-    """Plan a forward, or a kernel of forward mode; alignment allows `access` elements (see `Kernel.access_to`)."""
+    """Plan a forward or a jvp; alignment allows `access` elements (see `Kernel.access_to`)."""
     team = _team(types, shape.width, gpu)
     access, blocks_per_part = min(access, team.pack), shape.groups * team.cluster
     max_parts = GRID_LIMIT // blocks_per_part

@@ -165,9 +165,8 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
     def access(self, alignments: Alignments) -> int:
-        strides: dict[str, tuple[int, ...]] = dict.fromkeys(
-            (*self.types.parameters(), *self.own), ()
-        )
+        parameters = (*self.types.parameters(), *self.own)
+        strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         layouts = self.layouts | self.parameter_layouts | self.base_layouts
         if self.geometry.is_scalar(self._gate):
             layouts = {n: one for n, one in layouts.items() if n not in ("gate", "dgate")}

@@ -150,7 +150,7 @@ def group_norm_jvp(
 
 
 def _mean(p: Float64) -> Float64:
-    return p.mean(axis=-1, keepdims=True)
+    return np.asarray(p.mean(axis=-1, keepdims=True))
 
 
 def _normalised(p: Float64, mean: Array | None, rstd: Float64, center: bool) -> Float64:
