@@ -144,7 +144,8 @@ def warmup(
         A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
         -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
-        As the backward takes them; for a jvp, `needs` names the operands that have tangents. With `accumulate`, dweight and dbias have rstd's dtype.
+        As the backward takes them; for a jvp, `needs` names the operands that have tangents. With
+        `accumulate`, dweight and dbias have rstd's dtype.
     split_rows : bool, optional
         Whether rows are split over devices, so that `widths` are those of parts: the builds of
         `row_moments`, `combine_moments` and norms that are given statistics, or for a backward of
