@@ -189,12 +189,9 @@ def test_tangents_of_group_norms_are_those_of_the_oracle(case, channel_axis):
     assert_within(got, exact, error + rounding(np.abs(exact) + error, dtype, compute))
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "float64"]
-)
-def test_a_group_norms_jvp_is_the_transpose_of_its_backward(dtype):
-    x, v, dy = (draw(name, (2, 50, 32), dtype, mean=1.0) for name in ("x", "v", "dy"))
-    weight, bias, dw, db = (draw(name, 32, dtype) for name in ("weight", "bias", "dw", "db"))
+def test_a_group_norms_jvp_is_the_transpose_of_its_backward():
+    x, v, dy = (draw(name, (2, 50, 32), "float64", mean=1.0) for name in ("x", "v", "dy"))
+    weight, bias, dw, db = (draw(name, 32, "float64") for name in ("weight", "bias", "dw", "db"))
     saved = cunorm.group_norm_forward(x, 4, weight, bias, activation="silu")
     given = {"mean": saved.mean, "rstd": saved.rstd, "activation": "silu"}
     tangents = {"x_tangent": v, "weight_tangent": dw, "bias_tangent": db}
@@ -204,4 +201,4 @@ def test_a_group_norms_jvp_is_the_transpose_of_its_backward(dtype):
         (one.astype(float) * other).sum()
         for one, other in ((forward, dy), (grads.dx, v), (grads.dweight, dw), (grads.dbias, db))
     )
-    assert forward == pytest.approx(sum(reverse), rel=1e-5 if dtype == "float32" else 1e-12)
+    assert forward == pytest.approx(sum(reverse), rel=1e-12)
