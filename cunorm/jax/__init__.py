@@ -17,14 +17,17 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
   and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. For the gradient of a gate of the branch, x is saved beside the new stream. A
   gradient is rounded once, to the dtype of its operand.
+- Derivatives exist in forward and in reverse mode, and of any order. A tangent of y comes from one
+  kernel, as the gradients do, and is rounded once, to y's dtype. Kernels also make the second
+  derivatives of rows that are whole; those of rows that are split and of group norms, and the third
+  derivatives, are operations of XLA. The derivative of `round_before_weight`'s rounding is 1.
 - Norms with quantised results have no derivatives: where JAX differentiates, pass them
   ``jax.lax.stop_gradient`` of each array, else they raise a NotImplementedError. A given scale may
   be traced, too, and is returned as it was given.
 - Wrong input raises the namesake's error when JAX traces the call. If ``jax_enable_x64`` is
-  off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A second
-  derivative is a NotImplementedError. Forward mode is JAX's TypeError (in `jax.linearize`, when its
-  result is called). A foreign function interface of an unknown version is an ImportError. An error
-  while kernels compile or run is XLA's RuntimeError with the error's text.
+  off, a float64 `dtype` is a TypeError, and float64 NumPy arrays become float32. A foreign function
+  interface of an unknown version is an ImportError. An error while kernels compile or run is XLA's
+  RuntimeError with the error's text.
 """
 
 from cunorm.jax._ffi import refusal, register

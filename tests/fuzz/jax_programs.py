@@ -25,7 +25,8 @@ BATCHED = ("vmap_of_grad", "grad_of_vmap", "grad_of_map", "grad_of_scan")  # the
 # The gradients of "vjp_late" are computed after all other runs.
 DERIVATIVES = ("forward", "grad", "value_and_grad", "vjp", "vjp_late", "jacrev", *BATCHED)
 SHARDED = ("grad_of_shard_map", "shard_map_of_grad", "shard_map_unchecked")
-REFUSED = ("grad_of_grad", "hessian", "jvp", "jacfwd", "jvp_of_grad", "linearize")
+FORWARD = ("jvp", "jacfwd", "linearize")
+SECOND = ("grad_of_grad", "grad_of_jvp", "hessian", "jvp_of_grad")  # not in half precision
 
 
 class Run(NamedTuple):
@@ -250,7 +251,7 @@ def _operand(
 def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
     """Draw runs of a network: they may share transformations, and differ in operands."""
     styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
-    hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
+    hows = [draw.choice(["grad", "vjp"]), *(_how(draw, net) for _ in range(draw.choice([1, 2, 3])))]
     runs: list[Run] = []
     for how in hows:
         wanted = tuple(sorted(name for name in net.operands if draw.random() < 0.5))
@@ -281,8 +282,11 @@ def _threads(draw: random.Random, net: Net, how: str) -> int:
     return 4 if is_small and draw.random() < 0.15 else 1
 
 
-def _how(draw: random.Random) -> str:
-    return draw.choice(draw.choices([DERIVATIVES, SHARDED, REFUSED], [75, 12, 13])[0])
+def _how(draw: random.Random, net: Net) -> str:
+    dtypes = {net.dtype, *(one.dtype for one in net.operands.values())}
+    dtypes |= {node.dtype for node in net.nodes}
+    second = FORWARD if dtypes & {*HALVES} else SECOND
+    return draw.choice(draw.choices([DERIVATIVES, SHARDED, FORWARD, second], [68, 12, 8, 12])[0])
 
 
 def _style(draw: random.Random) -> dict[str, Any]:

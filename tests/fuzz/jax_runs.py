@@ -104,7 +104,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
         for name, *both in zip(run.wanted, *sides, strict=True):
             blocks, others = map(jax.tree.leaves, both)  # a Hessian has a row of blocks
             size = max(abs(other).max() for other in others)
-            # JAX allows jacfwd where no norm is differentiated, and returns the loss's dtype.
+            # The columns of jacfwd have the dtype of the loss.
             dtype = oracle.net.loss_dtype if how == "jacfwd" else oracle.net.operands[name].dtype
             for block, other in zip(blocks, others, strict=True):
                 assert str(block.dtype) == dtype, f"d{name} is {block.dtype}, expected {dtype}"
@@ -210,6 +210,7 @@ def _derivative(oracle: Oracle, run: Run, function: Any, argnums: Any) -> Any:
         "grad_of_map": jax.grad(partial(_over_examples, False, loss, axes), argnums),
         "grad_of_scan": jax.grad(partial(_over_examples, True, loss, axes), argnums),
         "grad_of_grad": jax.grad(lambda *arrays: sum(one.sum() for one in grad(*arrays)), argnums),
+        "grad_of_jvp": jax.grad(partial(_pushed, jax.jvp, loss, argnums), argnums),
         "hessian": jax.hessian(loss, argnums),
         "jvp": partial(_pushed, jax.jvp, loss, argnums),
         "jacfwd": jax.jacfwd(loss, argnums),
