@@ -178,7 +178,8 @@ def _compiled(op: OpDef[SpecT], spec: SpecT) -> Callable[[Inputs], Results]:
 
 def run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     """Return the results for arrays that JAX transforms, perhaps for a derivative."""
-    given = _ffi.match_varying_axes([one if one is None else jnp.asarray(one) for one in arrays])
+    own = [jnp.asarray(one) if isinstance(one, np.ndarray) else one for one in arrays]
+    given = _ffi.match_varying_axes(own)
     call = Call.on(norm.forward, spec, given)
     _ffi.check_x64(call)  # its plan also refuses wrong input
     function = Forward(norm, call)

@@ -40,6 +40,8 @@ ONE_IN = {
     "fuzz/test_torch_programs.py": 5,
     "gpu/test_clusters.py": 9,
     "jax/test_branch_gates.py": 26,
+    "jax/test_derivatives.py": 50,
+    "jax/test_derived_transforms.py": 80,
     "jax/test_frozen_operands.py": 17,
     "jax/test_gradients.py": 7,
     "jax/test_modulation.py": 21,
