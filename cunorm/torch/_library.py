@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
-from cunorm._arrays._torch_private import assume_constant, is_transforming
+from cunorm._arrays._torch_private import assume_constant
 from cunorm._arrays.torch import PLAIN_TYPES, torch_dtype
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
@@ -25,15 +25,15 @@ from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import dispatch_spec, parse
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
-from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, Operand, OpPair, Tensors, saving
+from cunorm.torch._pair import Operand, Tensors
 from cunorm.torch._tensors import unwrapped
 from cunorm.torch._vmap import RowBatch, SampleBatch
 
 Run = Callable[..., tuple[Tensor, ...]]
 Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and their batch axes
 
-_to_text = memoize()(spec_to_json)
-_from_text = memoize()(spec_from_json)
+to_text = memoize()(spec_to_json)
+from_text = memoize()(spec_from_json)
 
 
 class Operator:
@@ -56,7 +56,7 @@ class Operator:
 
     def _call(self, function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
         *arrays, text = arguments
-        x, found = arrays[self.op.x], function(_from_text(self.op.spec_type, text), arrays)
+        x, found = arrays[self.op.x], function(from_text(self.op.spec_type, text), arrays)
         return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
@@ -115,7 +115,7 @@ class Operator:
         Group norms whose sums are wanted run one by one, unless each sample has its parameters.
         """
         *arrays, text = arguments
-        spec, dims = _from_text(self.op.spec_type, text), dims[: len(arrays)]
+        spec, dims = from_text(self.op.spec_type, text), dims[: len(arrays)]
         kind = RowBatch if self._is_rows else SampleBatch
         batch = kind(self.op, spec, info.batch_size, dims, arrays)
         if batch.is_one_call():
@@ -152,7 +152,7 @@ def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
 @memoize()
 def _merged_text(spec_type: type, text: str) -> str:
     """Return the spec of a merged call as text; in row norms, the batch is a new first axis."""
-    spec = _from_text(spec_type, text)
+    spec = from_text(spec_type, text)
     axis = getattr(spec, "axis", -1)
     return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
 
@@ -162,84 +162,10 @@ def present(outputs: Sequence[Tensor]) -> list[Operand]:
     return [None if output.dtype == torch.bool else output for output in outputs]
 
 
-class Operators:
-    """The operators of a pair; `transformed` is the forward for torch.func."""
-
-    def __init__(self, pair: OpPair) -> None:
-        self.pair = pair
-        self.forward = Operator(f"{pair.name}_forward", pair.forward).call
-        self.backward = Operator(f"{pair.name}_backward", pair.backward).call
-        self.forward.register_autograd(self._eager_gradients, setup_context=self._save)
-        backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
-        gradients = partial(self._gradients, backward)
-        self.transformed = _transformable(self.forward, self._save, gradients)
-
-    def run_backward(self, operator: Run, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
-        outputs = present(operator(*arrays, _to_text(spec)))
-        if self.pair.is_rows and outputs[-1] is None:
-            outputs[-1] = outputs[0]  # dx is also dresidual
-        return outputs
-
-    def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        *arrays, text = inputs
-        pair, wanted = self.pair, ctx.needs_input_grad[:-1]
-        spec = _from_text(pair.forward.spec_type, text)
-        has_two = pair.is_rows and pair.has_stream_gradient(spec, wanted)
-        ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-        pair.save(ctx, spec, wanted, arrays, present(output))
-
-    def _gradients(
-        self, operator: Run | None, ctx: Context, dy: Operand, *others: Operand
-    ) -> Tensors:
-        wanted = tuple(ctx.needs_input_grad[:-1])
-        dresidual_out = others[0] if self.pair.is_rows else None
-        run = operator and partial(self.run_backward, operator)
-        return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
-
-    def _eager_gradients(self, ctx: Context, *gradients: Operand) -> Tensors:
-        """Return gradients, by `OpPair.formula` if autograd records them outside torch.func."""
-        is_recorded = torch.is_grad_enabled() and not is_transforming()
-        return self._gradients(None if is_recorded else self.backward, ctx, *gradients)
-
-
-def _transformable(
-    operator: Run, save: Callable[..., None], gradients: Callable[..., Tensors]
-) -> Run:
-    """Return an operator as a Function that torch.func transforms.
-
-    `register_autograd` makes a Function whose forward takes ctx; torch.func refuses such Functions.
-    """
-
-    class Transformed(torch.autograd.Function):
-        generate_vmap_rule = True  # uses the vmap rules of the operators
-        setup_context = staticmethod(save)
-        backward = staticmethod(gradients)
-
-        @staticmethod
-        def forward(*arguments: Any) -> tuple[Tensor, ...]:
-            return operator(*arguments)
-
-    return Transformed.apply
-
-
-def _refuse(*_: object) -> Tensors:
-    raise RuntimeError(
-        "cunorm.torch has no second derivatives under torch.func, only through "
-        "torch.autograd.grad(..., create_graph=True)"
-    )
-
-
 QUANTIZED = Operator(ROW_QUANTIZED.name, ROW_QUANTIZED).call
-OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
-
-
-@assume_constant
-def forward_text(name: str, *params: object) -> str:
-    """Return the spec, as text, of a forward that also returns statistics."""
-    return _to_text(saving(parse(OPERATORS[name].pair.forward, params)))
 
 
 @assume_constant
 def quantized_text(*params: object) -> str:
     """Return the spec, as text, of a row norm with a quantised result."""
-    return _to_text(parse(ROW_QUANTIZED, params))
+    return to_text(parse(ROW_QUANTIZED, params))
