@@ -52,13 +52,13 @@ def cpu_launch(
     """
     is_forward = isinstance(types, ForwardTypes)
     if isinstance(types, ForwardTypes):
-        kernel, has_sums, own = "row_norm_forward", False, _cpu_forward(types, shape)
+        has_sums, own = False, _cpu_forward(types, shape)
+        begins_with_pack = types.begins_with_pack()
     else:
-        kernel, own = "row_norm_backward", _cpu_backward(types, shape, caps)
-        has_sums = types.sum_count > 0
+        has_sums, own = types.sum_count > 0, _cpu_backward(types, shape, caps)
+        begins_with_pack = False
     moved = [getattr(types, name) for name in types.lines()]
     stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
-    begins_with_pack = is_forward and types.formula.center
     row_width, groups = shape.row_width, shape.groups * rows_of.number
     has_segments = rows_of.segments is not None
     parts_cut_block = _parts_cut_block(types, shape, begins_with_pack=begins_with_pack)
@@ -81,7 +81,7 @@ def cpu_launch(
     macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
     macros += rows_of.macros
     sums = (0, 0) if is_forward else (parts * rows_of.number, shape.sums_pitch(twice=True))
-    launch = Launch(KernelBuild(kernel, macros), parts * groups, 1, *sums)
+    launch = Launch(KernelBuild(types.kernel, macros), parts * groups, 1, *sums)
     return RowLaunch(launch, cut, groups)
 
 

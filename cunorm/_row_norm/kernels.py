@@ -116,6 +116,7 @@ _PLAIN = Formula()
 class _RowTypes(KernelTypes, ABC):
     """The dtypes of a build; `slots` are the operands of its kernel, which a call may not have."""
 
+    kernel: ClassVar[str]  # the name of its source file and of its entry point
     slots: ClassVar[tuple[Slot, ...]]
 
     gate: DType | None = None
@@ -166,6 +167,7 @@ class _RowTypes(KernelTypes, ABC):
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
+    kernel = "row_norm_forward"
     inputs, results = TABLE.forward_inputs, TABLE.forward_results
     slots = TABLE.forward_inputs + TABLE.forward_results
 
@@ -180,6 +182,14 @@ class ForwardTypes(_RowTypes):
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
 
+    def read_again(self) -> list[DType | None]:
+        """Return the dtypes of the operands of which a streamed row is read twice."""
+        return [self.residual_out or self.x, self.gate]
+
+    def begins_with_pack(self) -> bool:
+        """Return whether the first chunk of a CPU's row is one pack, whose mean is the shift."""
+        return self.formula.center
+
     def more_registers(self, threads: int, capability: int) -> int:
         """Return how many registers a thread takes beyond those that its team was chosen for."""
         return 0
@@ -191,6 +201,7 @@ class ForwardTypes(_RowTypes):
 
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
+    kernel = "row_norm_backward"
     inputs, results = TABLE.backward_inputs, TABLE.backward_results
     slots = TABLE.backward_inputs + TABLE.backward_results
 

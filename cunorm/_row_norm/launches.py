@@ -56,7 +56,7 @@ def cuda_forward(
     axes: int = 1,
     rows_of: RowsOf = SHARED,
 ) -> RowLaunch:
-    """Plan row_norm_forward; alignment allows `access` elements (see `Kernel.access_to`)."""
+    """Plan a forward or a jvp; alignment allows `access` elements (see `Kernel.access_to`)."""
     team = _team(types, shape.width, gpu)
     access, blocks_per_part = min(access, team.pack), shape.groups * team.cluster
     max_parts = GRID_LIMIT // blocks_per_part
@@ -66,7 +66,7 @@ def cuda_forward(
     if access < team.pack or axes > 1:  # loads in parts, or from several axes, need more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(shape.width, shape.groups, access, axes) + rows_of.macros
-    return _cuda_launch(KernelBuild("row_norm_forward", macros), team, shape, max_parts)
+    return _cuda_launch(KernelBuild(types.kernel, macros), team, shape, max_parts)
 
 
 def _cuda_launch(
@@ -111,8 +111,7 @@ def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) 
 
     There is only one if the rows of two blocks would not stay in L2 until their second pass.
     """
-    read_again = (types.residual_out or types.x, types.gate)
-    of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
+    of_block = width * sum(one.itemsize for one in types.read_again() if one) // team.cluster
     are_cached = 2 * gpu.sm_count * of_block <= gpu.l2_bytes // 2
     return gpu.sm_count * (2 if are_cached and team.blocks_per_sm > 1 else 1)
 
@@ -142,7 +141,7 @@ def cuda_backward(
         ("SUMS_IN_SHARED", cuda_bool(shared.sums)),
         *rows_of.macros,
     )
-    build, parts = KernelBuild("row_norm_backward", macros), max(1, min(blocks, resident))
+    build, parts = KernelBuild(types.kernel, macros), max(1, min(blocks, resident))
     pitch = shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums)
     return _cuda_launch(build, team, shape, parts, pitch, shared.bytes, rows_of.number)
 

@@ -10,7 +10,7 @@ from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import SINGLE_ROW, RowLayout, optional_dtype
 from cunorm._row_norm.geometry import Geometry, RowShape
-from cunorm._row_norm.kernels import PARAMETERS, BackwardTypes, ForwardTypes, RowTypes
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
 
 _GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
@@ -29,14 +29,14 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         numbers: tuple[float, ...],
         *,
         function: str,  # for errors
-        given: Specs,  # weight and bias, even if the kernel does not read them
+        given: Specs,  # all parameters, even those that the kernel does not read
         accumulate: bool = False,
     ) -> None:
         self.segments: Segments | None = None  # of a backward with several rows of a parameter
         self.own: tuple[str, ...] = ()  # the gradients of parameters that the row's kernel writes
         row = geometry.shape_of(Kind.PARAMETER)
         self.has_rows = any(spec.shape != row for spec in given.values() if spec)
-        known = dict.fromkeys((*types.lines(), *PARAMETERS)) | operands  # None for others
+        known = dict.fromkeys((*types.lines(), *types.parameters())) | operands  # None for others
         if isinstance(types, BackwardTypes):
             types = self._with_segments(function, types, geometry, known, given)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
@@ -50,7 +50,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             self.params = self.params._replace(dgate=dgate, scalar_gate=scalar)
         if self.has_rows:
             self.parameter_layouts = {
-                name: geometry.layout_of_input(known[name]) for name in PARAMETERS
+                name: geometry.layout_of_input(known[name]) for name in types.parameters()
             }
 
     def _with_segments(
@@ -165,7 +165,8 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
     def access(self, alignments: Alignments) -> int:
-        strides: dict[str, tuple[int, ...]] = dict.fromkeys((*PARAMETERS, *self.own), ())
+        parameters = (*self.types.parameters(), *self.own)
+        strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         layouts = self.layouts | self.parameter_layouts | self.base_layouts
         if self.geometry.is_scalar(self._gate):
             layouts = {n: one for n, one in layouts.items() if n not in ("gate", "dgate")}

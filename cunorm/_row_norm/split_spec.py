@@ -132,7 +132,7 @@ def check_statistics(spec: RowNormSpec, inputs: Specs) -> None:
     if rstd not in (FLOAT32, FLOAT64):
         raise TypeError(f"{spec.function}: rstd has dtype {rstd}, expected float32 or float64")
     for name in ("mean", "correction"):
-        one = inputs[name]
+        one = inputs.get(name)
         if one is not None and one.dtype is not rstd:
             raise TypeError(
                 f"{spec.function}: {name} has dtype {one.dtype}, expected {rstd}, that of rstd"
@@ -164,7 +164,7 @@ def moments_spec(spec: RowForwardSpec) -> RowMomentsSpec:
     """Return the spec of the moments of a norm's rows; a post-gate changes none."""
     is_post = spec.gate_position == "post"
     gate = GATE_DEFAULTS | {"gate_position": "pre"} if is_post else {}
-    return _piece(RowMomentsSpec, spec, **gate, c=None, round_before_weight=False, dtype=None)
+    return piece(RowMomentsSpec, spec, **gate, c=None, round_before_weight=False, dtype=None)
 
 
 @memoize()
@@ -178,12 +178,12 @@ def combine_spec(spec: RowForwardSpec, width: int | None, count: int | None) -> 
 def given_spec(spec: RowForwardSpec, x_dtype: DType, count: int | None) -> RowGivenSpec:
     """Return the spec of the norm; x_dtype is the dtype of the x that was added to the stream."""
     own = _without_branch(spec) | {"residual_dtype": None, "streams": None, "saves": False}
-    return _piece(RowGivenSpec, spec, **own, x_dtype=x_dtype, count=count)
+    return piece(RowGivenSpec, spec, **own, x_dtype=x_dtype, count=count)
 
 
 @memoize()
 def sums_spec(spec: RowForwardSpec | RowBackwardSpec) -> RowSumsSpec:
-    return _piece(RowSumsSpec, spec, **_without_branch(spec), c=None, round_before_weight=False)
+    return piece(RowSumsSpec, spec, **_without_branch(spec), c=None, round_before_weight=False)
 
 
 @memoize()
@@ -191,14 +191,14 @@ def given_sums_spec(
     spec: RowForwardSpec | RowBackwardSpec, count: int | None, **own: Any
 ) -> RowGivenSumsSpec:
     """Return the spec of the gradients; `own` has the scalars that a forward's spec lacks."""
-    return _piece(RowGivenSumsSpec, spec, **own, count=count)
+    return piece(RowGivenSumsSpec, spec, **own, count=count)
 
 
 def _without_branch(spec: RowNormSpec) -> dict[str, Any]:
     return GATE_DEFAULTS if spec.gate_position == "branch" else {}
 
 
-def _piece(kind: type[SpecT], spec: RowNormSpec, **own: object) -> SpecT:
+def piece(kind: type[SpecT], spec: RowNormSpec, **own: object) -> SpecT:
     """Return a spec with own scalars and, for the others, those of the norm."""
     names = [one.name for one in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     return kind(*(own[name] if name in own else getattr(spec, name) for name in names))

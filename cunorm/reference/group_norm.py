@@ -43,13 +43,13 @@ def group_norm_forward(
     >>> f.mean
     array([[ 2., 15.]])
     """
-    grid = _as_grid(x, num_groups, channel_axis)
-    rows = _as_rows(grid)
+    grid = as_grid(x, num_groups, channel_axis)
+    rows = as_group_rows(grid)
     mean, q = centered(rows, rows.mean(axis=-1, keepdims=True))
     rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
     n = _affine((q * rstd).reshape(grid.shape), weight, bias)
     y = ACTIVATIONS[activation or "identity"].value(n)
-    return GroupNormForward(_in_place_of(x, y, channel_axis), mean[..., 0], rstd[..., 0])
+    return GroupNormForward(in_place_of(x, y, channel_axis), mean[..., 0], rstd[..., 0])
 
 
 @np.errstate(all="ignore")
@@ -79,12 +79,12 @@ def group_norm_backward(
             [ 0.204124],
             [-0.408248]]])
     """
-    grid = _as_grid(x, num_groups, channel_axis)
+    grid = as_grid(x, num_groups, channel_axis)
     mean, rstd = (statistic.astype(np.float64)[..., None] for statistic in (mean, rstd))
-    q = centered(_as_rows(grid), mean)[1]
+    q = centered(as_group_rows(grid), mean)[1]
     r = (q * rstd).reshape(grid.shape)
     slope = ACTIVATIONS[activation or "identity"].slope(_affine(r, weight, bias))
-    h = _as_grid(dy, num_groups, channel_axis) * slope
+    h = as_grid(dy, num_groups, channel_axis) * slope
     total_h, total_hr = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * r))
 
     grads: dict[str, Array] = {}
@@ -93,9 +93,9 @@ def group_norm_backward(
     if weight is not None and "weight" in needs:
         grads["dweight"] = _as_parameter(total_hr, weight)
     if "x" in needs:
-        w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
+        w, width = per_channel(weight, grid), math.prod(grid.shape[2:])
         a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hr))
-        grads["dx"] = _in_place_of(x, rstd[..., None] * (w * h - a - r * b), channel_axis)
+        grads["dx"] = in_place_of(x, rstd[..., None] * (w * h - a - r * b), channel_axis)
     return GroupNormGrads(**grads)
 
 
@@ -129,7 +129,7 @@ def instance_norm(
     return group_norm(*operands, eps=eps, activation=activation, channel_axis=channel_axis)
 
 
-def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
+def as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
     """Copy x to [N, G, D, R], contiguous so that NumPy sums the last axes pairwise."""
     channels_first = np.moveaxis(x, channel_axis, 1)
     samples, channels, *positions = channels_first.shape
@@ -137,13 +137,13 @@ def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
     return channels_first.astype(np.float64, order="C").reshape(shape)
 
 
-def _in_place_of(x: Array, grid: Float64, channel_axis: int) -> Float64:
+def in_place_of(x: Array, grid: Float64, channel_axis: int) -> Float64:
     """Return a grid in the layout of x."""
     channels_first = grid.reshape(np.moveaxis(x, channel_axis, 1).shape)
     return np.ascontiguousarray(np.moveaxis(channels_first, 1, channel_axis))
 
 
-def _per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
+def per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
     """Return a parameter as [G, D, 1], [1, G, D, 1] or [N, G, D, 1], or 1 if there is none."""
     if parameter is None:
         return 1.0
@@ -156,10 +156,10 @@ def _as_parameter(totals: Float64, parameter: Array) -> Float64:
 
 
 def _affine(r: Float64, weight: Array | None, bias: Array | None) -> Float64:
-    n = _per_channel(weight, r) * r
-    return n if bias is None else n + _per_channel(bias, r)
+    n = per_channel(weight, r) * r
+    return n if bias is None else n + per_channel(bias, r)
 
 
-def _as_rows(grid: Float64) -> Float64:
+def as_group_rows(grid: Float64) -> Float64:
     """Return each group as a row: [N, G, D * R]."""
     return grid.reshape(*grid.shape[:2], math.prod(grid.shape[2:]))

@@ -23,7 +23,7 @@ struct Gang {
   long long run = std::max(parts / (8 * threads), 1LL);
   int next_ring = 0;
 
-  static constexpr int rings = 8;
+  static constexpr int rings = 16;
 
   // Returns memory for one reduction: a value for each part, 0 for the thread's own parts. The
   // memory is reused only after the thread has waited at least twice.
