@@ -5,6 +5,7 @@ An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns non
 absent output is an empty tensor of bools.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -91,7 +92,7 @@ class Operator:
         if any(type(array) in PLAIN_TYPES and array.is_meta for array in given):
             op.plan(spec, (*specs.values(), *op.no_outputs))
         if self._is_rows:
-            spec.check_options(operands)
+            spec.check_options(defaultdict(type(None), specs))
         results = dict.fromkeys(slot.name for slot in op.result_slots)
         x, dtypes = operands["x"], spec.result_dtypes({**results, **dtypes_of(specs)})
 
