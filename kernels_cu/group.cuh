@@ -114,7 +114,7 @@ __device__ inline ChannelItems<B> for_channels(const F& f) {
 
 template <class B, class Weight>
 __device__ inline ChannelItems<B> weighted(const ChannelItems<B>& values, const Weight& weight) {
-  if constexpr (present<typename B::weight_t>)
+  if constexpr (present<Weight>)
     return for_channels<B>([&](int i) { return values.item[i] * weight.item[i]; });
   else
     return values;

@@ -8,7 +8,7 @@ from typing import ClassVar
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.dtypes import DType
 from cunorm._core.kernel import Kernel
-from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, Specs, names_of
+from cunorm._core.operands import KernelTypes, Kind, Operand, OperandTable, Slot, Specs, names_of
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import Arrays
@@ -79,6 +79,26 @@ class GroupBackwardTypes(GroupTypes):
     dx: DType | None = None
     dweight: bool = False
     dbias: bool = False
+
+
+def _tangent(name: str, kind: Kind, *, is_required: bool = False) -> Slot:
+    return Slot(f"{name}_tangent", f"{name}_tangent", kind, is_required)
+
+
+@dataclass(frozen=True)
+class GroupJvpTypes(GroupTypes):
+    kernel = "group_norm_jvp"
+    inputs = (
+        *(slot for slot in TABLE.backward_inputs if slot.name != "dy"),
+        _tangent("x", Kind.LIKE_X, is_required=True),
+        *(_tangent(name, Kind.PARAMETER) for name in ("weight", "bias")),
+    )
+    results = (_tangent("y", Kind.LIKE_X, is_required=True),)
+
+    x_tangent: DType
+    y_tangent: DType
+    weight_tangent: DType | None = None
+    bias_tangent: DType | None = None
 
 
 class GroupKernel(Kernel[GroupTypes, GroupGeometry]):

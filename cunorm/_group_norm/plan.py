@@ -13,12 +13,19 @@ from cunorm._core.operands import arguments, present
 from cunorm._core.param_grad import param_grad_call
 from cunorm._core.plan import Aliases, Alignments, KernelCall, Lowered, OpDef, Plan
 from cunorm._core.tensor import OptionalSpecs
-from cunorm._group_norm.kernels import TABLE, GroupBackwardTypes, GroupForwardTypes, GroupKernel
+from cunorm._group_norm.kernels import (
+    TABLE,
+    GroupBackwardTypes,
+    GroupForwardTypes,
+    GroupJvpTypes,
+    GroupKernel,
+)
 from cunorm._group_norm.layout import group_geometry
 from cunorm._group_norm.schedule import MAX_SHARES, SOME_GPUS, cpu_schedule, cuda_schedule
-from cunorm._group_norm.spec import CHECKS, GroupBackwardSpec, GroupForwardSpec
+from cunorm._group_norm.spec import CHECKS, GroupBackwardSpec, GroupForwardSpec, GroupJvpSpec
 from cunorm.reference import group_norm_backward, group_norm_forward
-from cunorm.reference.rows import store
+from cunorm.reference.jvp import group_norm_jvp
+from cunorm.reference.rows import round_to, store
 
 
 def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
@@ -51,6 +58,23 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     kernel = GroupKernel(types, geometry, operands, accumulate=spec.accumulate)
     slot_of = [*operands].index
     aliases: Aliases = {slot_of("dx"): (slot_of("dy"), slot_of("x"))}
+    return kernel.plan(inputs, outputs, _lower, partial(_workspace_bound, kernel), aliases)
+
+
+def plan_jvp(spec: GroupJvpSpec, specs: OptionalSpecs) -> Plan:
+    function, (inputs, given) = spec.function, by_name(GroupJvpTypes, specs)
+    geometry = group_geometry(function, present(inputs["x"]), spec.num_groups, spec.channel_axis)
+    check_inputs(function, GroupJvpTypes, inputs, geometry)
+    if inputs["weight"] is None:
+        validate.absent(function, "weight_tangent", inputs["weight_tangent"], "weight is None")
+    results, outputs = check_results(spec, GroupJvpTypes, inputs, given, geometry)
+    validate.agreed_dtype(function, "dtype", spec.dtype, "out", given["y_tangent"])
+    reads = inputs if spec.activation != "identity" else inputs | {"bias": None}
+    operands = reads | results
+    types = GroupJvpTypes.from_specs(operands, geometry.compute, activation=spec.activation)
+    kernel = GroupKernel(types, geometry, operands)
+    slots = kernel.slots
+    aliases: Aliases = {slots["y_tangent"]: (slots["x"], slots["x_tangent"])}
     return kernel.plan(inputs, outputs, _lower, partial(_workspace_bound, kernel), aliases)
 
 
@@ -106,6 +130,12 @@ def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> No
     store(results, exact, ("dweight", "dbias") if spec.accumulate else ())
 
 
+def _jvp_by_reference(spec: GroupJvpSpec, arrays: Sequence[Any]) -> None:
+    inputs, (result,) = arguments(GroupJvpTypes.inputs, (), arrays[:-1])[0], arrays[-1:]
+    exact = group_norm_jvp(**inputs, **spec.options(inputs["x"]))
+    result[...] = round_to(exact, result.dtype)
+
+
 GROUP_FORWARD = OpDef(
     name="group_forward",
     input_slots=TABLE.forward_inputs,
@@ -123,4 +153,13 @@ GROUP_BACKWARD = OpDef(
     checks=CHECKS,
     plan=plan_backward,
     reference=_backward_by_reference,
+)
+GROUP_JVP = OpDef(
+    name="group_jvp",
+    input_slots=GroupJvpTypes.inputs,
+    result_slots=GroupJvpTypes.results,
+    spec_type=GroupJvpSpec,
+    checks=CHECKS,
+    plan=plan_jvp,
+    reference=_jvp_by_reference,
 )

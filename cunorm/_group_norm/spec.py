@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
+from cunorm._core.memo import memoize
 from cunorm._core.operands import DTypes, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
@@ -77,6 +78,22 @@ class GroupBackwardSpec(GroupNormSpec):
         return {f"d{name}": dtype for name in self.needs if (dtype := dtypes[name])}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupJvpSpec(GroupNormSpec):
+    dtype: DType | None
+
+    output_names = ("out",)
+
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        return {"y_tangent": dtypes["y_tangent"] or self.dtype or present(dtypes["x"])}
+
+
+@memoize()
+def jvp_spec(spec: GroupNormSpec, dtype: DType | None = None) -> GroupJvpSpec:
+    """Return the spec of the tangent of a forward's y."""
+    return GroupJvpSpec(spec.function, spec.num_groups, spec.activation, spec.channel_axis, dtype)
+
+
 def forward_scalars(
     function: str,
     num_groups: object,
@@ -100,6 +117,12 @@ def backward_scalars(
     accumulate: bool = False,
 ) -> Scalars:
     return (function, num_groups, activation, channel_axis, needs, accumulate)
+
+
+def jvp_scalars(
+    function: str, num_groups: object, activation: object, channel_axis: int, dtype: object = None
+) -> Scalars:
+    return (function, num_groups, activation, channel_axis, dtype)
 
 
 # The checks of scalars by name. Scalars that the caller does not give have no check.

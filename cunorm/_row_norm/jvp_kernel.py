@@ -29,7 +29,7 @@ class JvpTypes(ForwardTypes):
     """The dtypes of a build that finds the tangent of y."""
 
     kernel = "row_norm_jvp"
-    inputs: ClassVar = (*_OPERANDS, _tangent("x"), _OF_WEIGHT, _OF_BIAS, _OF_GATE)
+    inputs: ClassVar[tuple[Slot, ...]] = (*_OPERANDS, _tangent("x"), _OF_WEIGHT, _OF_BIAS, _OF_GATE)
     results = (_RESULT,)
     # In the order of `struct Arguments`.
     slots = (_X, _GATE, _tangent("x"), _OF_GATE, _DY, _RESULT, _WEIGHT, _BIAS, _OF_WEIGHT, _OF_BIAS)
@@ -64,7 +64,14 @@ class JvpTypes(ForwardTypes):
 class SecondTypes(JvpTypes):
     """The dtypes of a build that finds the tangent of a backward's dx."""
 
-    inputs: ClassVar = (_DY, _X, _WEIGHT, _MEAN, _RSTD, _tangent("x", is_required=True))
+    inputs: ClassVar[tuple[Slot, ...]] = (
+        _DY,
+        _X,
+        _WEIGHT,
+        _MEAN,
+        _RSTD,
+        _tangent("x", is_required=True),
+    )
     results = (_RESULT._replace(argument="dx"),)
 
 
