@@ -5,152 +5,136 @@
 of a formula in torch's operations; `RowFunctions` has kernels for them where there is no gate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from cunorm._arrays._torch_private import has_dual_level, set_tangents
-from cunorm._arrays.torch import torch_dtype
-from cunorm.torch._formulas import Operand, compute_of, gated_branch, pulled, pushed
-from cunorm.torch._library import Operator, Run, from_text, present, to_text
-from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, OpPair, Tensors, has_branch_gate
-
-Rule = Callable[..., Sequence[Operand]]
-Named = dict[str, Operand]
-
-
-def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) -> Run:
-    """Return a function of tensors and specs as a Function, which torch.func transforms, too.
-
-    `register_autograd` makes a Function whose forward takes ctx; torch.func refuses such Functions.
-    """
-
-    class Differentiable(torch.autograd.Function):
-        generate_vmap_rule = True  # uses the vmap rules of the operators
-        setup_context = staticmethod(save)
-        backward = staticmethod(vjp)
-
-        @staticmethod
-        def forward(*arguments: Any) -> tuple[Tensor, ...]:
-            if has_dual_level():  # the kernels refuse tangents, which `jvp` propagates
-                arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
-            return run(*arguments)
-
-        @staticmethod
-        def jvp(ctx: Context, *tangents: Operand) -> Tensors:
-            # PyTorch turns all tangents off here. Those of outer transforms must go on; those of
-            # this level are `tangents`.
-            with set_tangents(True):
-                saved = [
-                    None if one is None else forward_ad.unpack_dual(one).primal
-                    for one in ctx.saved_tensors
-                ]
-                return tuple(jvp(ctx, saved, *tangents))
-
-    return Differentiable.apply
-
-
-def _of_tensors(count: int, run: Run, vjp: Rule, jvp: Rule) -> Run:
-    """Return a function of `count` tensors or None, and of specs, as a Function.
-
-    `vjp` takes the tensors, the specs, which gradients are wanted, and cotangents; `jvp` takes
-    the tensors, the specs and tangents.
-    """
-
-    def save(ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.specs = inputs[count:]
-        ctx.mark_non_differentiable(*(one for one in output if one.dtype is torch.bool))
-        ctx.save_for_backward(*inputs[:count])
-        ctx.save_for_forward(*inputs[:count])
-
-    def backward(ctx: Context, *cotangents: Operand) -> Tensors:
-        wanted = ctx.needs_input_grad[:count]
-        found = vjp(ctx.saved_tensors, ctx.specs, wanted, cotangents)
-        return (*found, *[None] * len(ctx.specs))
-
-    def forward_mode(ctx: Context, saved: Tensors, *tangents: Operand) -> Tensors:
-        return jvp(saved, ctx.specs, tangents[:count])
-
-    return differentiable(run, save, backward, forward_mode)
+from cunorm._arrays._torch_private import assume_constant, has_dual_level
+from cunorm._core.dtypes import parse_dtype
+from cunorm._core.memo import memoize
+from cunorm._dispatch import parse
+from cunorm._group_norm.spec import jvp_spec as group_jvp_spec
+from cunorm._row_norm.jvp_spec import jvp_spec
+from cunorm.torch._differentiable import derivative, differentiable
+from cunorm.torch._formulas import Operand
+from cunorm.torch._library import Operator, from_text, present, to_text
+from cunorm.torch._pair import (
+    GROUP,
+    ROW,
+    BackwardSpec,
+    Context,
+    ForwardSpec,
+    OpPair,
+    Run,
+    Tensors,
+    saving,
+)
+from cunorm.torch._row_second import RowRules
+from cunorm.torch._second import Named, Rules, stream_tangent
 
 
 class Functions:
     """The forward, the gradients and the tangent of a pair."""
 
-    def __init__(self, pair: OpPair, formula: Callable[..., Tensor]) -> None:
-        self.pair, self.formula = pair, formula
+    def __init__(self, pair: OpPair, rules_type: type[Rules]) -> None:
+        self.pair, rules = pair, rules_type(pair, self)
         self.forward = Operator(f"{pair.name}_forward", pair.forward).call
         self.backward = Operator(f"{pair.name}_backward", pair.backward).call
         self.forward.register_autograd(self._operator_vjp, setup_context=self._save)
         self.norm = differentiable(self.forward, self._save, self._norm_vjp, self._norm_jvp)
-        self.reads = pair.backward.inputs  # of the gradients
-        self._gradients = _of_tensors(
-            len(self.reads), self._run_backward, self._gradients_vjp, self._gradients_jvp
+        self.gradients = derivative(
+            self.backward, pair.backward, rules.gradients_vjp, rules.gradients_jvp
         )
+        tangent = Operator(f"{pair.name}_jvp", pair.tangent).run
+        self.tangent = derivative(tangent, pair.tangent, rules.tangent_vjp, rules.tangent_jvp)
 
     # --- the forward ------------------------------------------------------------------------------
 
     def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         *arrays, text = inputs
         pair, wanted = self.pair, ctx.needs_input_grad[:-1]
-        spec, has_tangents = from_text(pair.forward.spec_type, text), has_dual_level()
-        has_two = pair.is_rows and (has_tangents or pair.has_stream_gradient(spec, wanted))
+        spec, is_dual, outputs = (
+            from_text(pair.forward.spec_type, text),
+            has_dual_level(),
+            present(output),
+        )
+        has_two = pair.is_rows and (is_dual or pair.has_stream_gradient(spec, wanted))
         ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-        pair.save(ctx, spec, wanted, arrays, present(output), has_tangents=has_tangents)
+        saved = pair.save(ctx, spec, wanted, arrays, outputs, keeps_branch=is_dual)
+        if is_dual:
+            ctx.save_for_forward(*saved)
+            ctx.y_dtype = output[0].dtype
+            ctx.has_stream = pair.is_rows and outputs[1] is not None
 
-    def _operator_vjp(self, ctx: Context, dy: Operand, *others: Operand) -> Tensors:
-        run = self.run_gradients if are_recorded() else self.run_backward
-        return self._vjp(partial(run, ctx.spec), ctx, dy, *others)
+    def _operator_vjp(self, ctx: Context, *cotangents: Operand) -> Tensors:
+        return self._vjp(self.run(ctx.spec), ctx, *cotangents)
 
-    def _norm_vjp(self, ctx: Context, dy: Operand, *others: Operand) -> Tensors:
-        return self._vjp(partial(self.run_gradients, ctx.spec), ctx, dy, *others)
+    def _norm_vjp(self, ctx: Context, *cotangents: Operand) -> Tensors:
+        return self._vjp(partial(self.recorded_gradients, ctx.spec), ctx, *cotangents)
 
     def _vjp(self, run: Any, ctx: Context, dy: Operand, *others: Operand) -> Tensors:
         wanted = tuple(ctx.needs_input_grad[:-1])
         dresidual_out = others[0] if self.pair.is_rows else None
         return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
 
-    def _norm_jvp(self, ctx: Context, saved: Tensors, *tangents: Operand) -> Tensors:
-        named = dict(zip(self.pair.saved, saved, strict=True))
-        given = dict(zip(self.pair.forward.inputs, tangents[:-1], strict=True))
-        stream = self._stream_tangent(ctx, named, given)
-        y = self._tangent(ctx, named, given | {"x": stream})
-        absent = [None] * (len(self.pair.forward.outputs) - 1)
-        return (y, stream if ctx.has_stream else None, *absent[1:]) if absent else (y,)
+    def run(self, spec: ForwardSpec) -> Run:
+        """Return what runs the backward of a forward's spec, outside of the kernels' own call."""
+        if torch.is_grad_enabled() or has_dual_level():
+            return partial(self.recorded_gradients, spec)
+        return self._operator_gradients
 
-    def _stream_tangent(self, ctx: Context, named: Named, tangents: Named) -> Operand:
-        """Return the tangent of the array that is normalised."""
-        return tangents["x"]
+    def _operator_gradients(self, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
+        return self._shared(present(self.backward(*arrays, to_text(spec))))
 
-    def _tangent(self, ctx: Context, named: Named, tangents: Named) -> Tensor:
-        """Return the tangent of y."""
-        operands = {name: named[name] for name in tangents if named.get(name) is not None}
-        y = self.tangent_by_parts(ctx.spec, ctx.x_dtype, operands, tangents)
-        return y.to(ctx.y_dtype)
-
-    # --- gradients --------------------------------------------------------------------------------
-
-    def run_gradients(
+    def recorded_gradients(
         self, forward: ForwardSpec, spec: BackwardSpec, arrays: Tensors
     ) -> list[Operand]:
-        """Return the gradients of a forward's operands, so that they can be differentiated."""
-        return self._shared(present(self._gradients(*arrays, forward, spec)))
-
-    def run_backward(
-        self, forward: ForwardSpec, spec: BackwardSpec, arrays: Tensors
-    ) -> list[Operand]:
-        return self._shared(present(self._backward(*arrays, forward, spec)))
-
-    def _backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        *arrays, _, spec = arguments
-        return self.backward(*arrays, to_text(spec))
+        """Return the gradients of a forward's operands, which torch can differentiate."""
+        return self._shared(present(self.gradients(*arrays, spec, forward)))
 
     def _shared(self, outputs: list[Operand]) -> list[Operand]:
         if self.pair.is_rows and outputs[-1] is None:
             outputs[-1] = outputs[0]  # dx is also dresidual
         return outputs
+
+    def _norm_jvp(self, ctx: Context, saved: Tensors, *tangents: Operand) -> Tensors:
+        named = dict(zip(self.pair.saved, saved, strict=True))
+        given = dict(zip(self.pair.forward.inputs, tangents, strict=False))
+        if not self.pair.is_rows:
+            return (self.tangent_of(ctx, named, given), None, None)
+        given["x"] = stream = stream_tangent(ctx, named, given)
+        if ctx.spec.gate_position == "branch":
+            named["gate"] = given["gate"] = None
+        y = self.tangent_of(ctx, named, given)
+        return (y, stream if ctx.has_stream else None, None, None)
+
+    def tangent_of(self, ctx: Context, named: Named, tangents: Named) -> Tensor:
+        """Return the tangent of y, which torch can differentiate."""
+        spec = _tangent_spec(self.pair, ctx.spec, ctx.y_dtype, ctx.x_dtype)
+        named = named | {f"{name}_tangent": tangent for name, tangent in tangents.items()}
+        if not self.pair.is_rows and named["x_tangent"] is None:
+            named["x_tangent"] = torch.zeros_like(named["x"])
+        arrays = [named[slot.name] for slot in self.pair.tangent.input_slots]
+        (y,) = self.tangent(*arrays, spec, ctx.spec)
+        return y
+
+
+@memoize()
+def _tangent_spec(pair: OpPair, spec: Any, y: torch.dtype, x: torch.dtype) -> Any:
+    """Return the spec of the tangent of a forward's y, from the dtypes of y and x."""
+    dtype = parse_dtype(spec.function, "dtype", y)
+    if not pair.is_rows:
+        return group_jvp_spec(spec, dtype)
+    return jvp_spec(spec, dtype, parse_dtype(spec.function, "x", x))
+
+
+FUNCTIONS = {"row_norm": Functions(ROW, RowRules), "group_norm": Functions(GROUP, Rules)}
+
+
+@assume_constant
+def forward_text(name: str, *params: object) -> str:
+    """Return the spec, as text, of a forward that also returns statistics."""
+    return to_text(saving(parse(FUNCTIONS[name].pair.forward, params)))

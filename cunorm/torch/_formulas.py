@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The formulas of y in torch's operations: torch.compile fuses them, and higher derivatives use them."""
+"""Formulas of y in torch's operations, for torch.compile and for higher derivatives."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -59,6 +59,11 @@ def _centered(rows: Tensor) -> Tensor:
     return rows - rows.mean(-1, keepdim=True)
 
 
+def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round rows; the derivative of the rounding counts as 1."""
+    return rows + (rows.to(dtype).to(rows.dtype) - rows).detach()
+
+
 def row_formula(
     spec: RowForwardSpec,
     x_dtype: torch.dtype,
@@ -86,11 +91,35 @@ def row_formula(
         q = _centered(q)
     r = q * (q.square().mean(-1, keepdim=True) + spec.mean_eps(width)).rsqrt()
     r = r if spec.c is None else r * (spec.c / width**0.5)
-    r = r if options.rounded is None else r.to(options.rounded).to(compute)
+    r = r if options.rounded is None else _rounded(r, options.rounded)
     n = r if weight is None else r * (as_rows(weight) + spec.weight_offset)
     n = n if bias is None else n + as_rows(bias)
     n = n if g is None or options.pre_gate else n * g
     return n.reshape(x.shape)
+
+
+def gated_row(
+    norm: Function,
+    spec: RowForwardSpec,
+    x_dtype: torch.dtype,
+    x: Tensor,
+    gate: Operand,
+    weight: Operand,
+    bias: Operand,
+) -> Tensor:
+    """Return y as `row_formula` does; `norm` is a norm without gate and rounding.
+
+    `norm` takes x, weight, bias and whether it adds weight_offset.
+    """
+    g = None if gate is None else ACTIVATIONS[spec.gate_activation](gate.to(x.dtype))
+    is_pre = spec.gate_position == "pre"
+    x = x if g is None or not is_pre else x * g
+    if weight is None or not spec.round_before_weight or x_dtype is x.dtype:
+        n = norm(x, weight, bias)
+    else:
+        n = _rounded(norm(x, None, None), x_dtype) * (weight.to(x.dtype) + spec.weight_offset)
+        n = n if bias is None else n + bias.to(x.dtype)
+    return n if g is None or is_pre else n * g
 
 
 def group_formula(

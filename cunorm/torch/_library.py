@@ -31,7 +31,7 @@ from cunorm.torch._tensors import unwrapped
 from cunorm.torch._vmap import RowBatch, SampleBatch
 
 Run = Callable[..., tuple[Tensor, ...]]
-Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and their batch axes
+Batched = tuple[Any, Any]  # outputs, and their batch axes
 
 to_text = memoize()(spec_to_json)
 from_text = memoize()(spec_from_json)
@@ -55,10 +55,16 @@ class Operator:
         self.call.register_fake(partial(self._call, self._fake_outputs))
         self.call.register_vmap(self._batch)
 
-    def _call(self, function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
+    def run(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """Call the operator and return its outputs as a tuple."""
+        found: Any = self.call(*arguments)
+        return found if isinstance(found, tuple) else (found,)
+
+    def _call(self, function: Callable[..., Tensors], *arguments: Any) -> Any:
         *arrays, text = arguments
         x, found = arrays[self.op.x], function(from_text(self.op.spec_type, text), arrays)
-        return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
+        outputs = tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
         """Return outputs, the first with the strides that `_fake_outputs` gives it.
@@ -121,11 +127,17 @@ class Operator:
         batch = kind(self.op, spec, info.batch_size, dims, arrays)
         if batch.is_one_call():
             with suppress(ValueError):  # `_items` raises the error of an item
-                outputs = self.call(*batch.inputs(), _merged_text(self.op.spec_type, text))
-                return batch.outputs(outputs), (0,) * len(outputs)
-        return self._items(info.batch_size, dims, arrays, text)
+                outputs = self.run(*batch.inputs(), _merged_text(self.op.spec_type, text))
+                return self._along_0(batch.outputs(outputs))
+        return self._along_0(self._items(info.batch_size, dims, arrays, text))
 
-    def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
+    def _along_0(self, outputs: tuple[Tensor, ...]) -> Batched:
+        """Return outputs with the axis of the batch; an operator of one output has no tuple."""
+        return (outputs, (0,) * len(outputs)) if len(outputs) > 1 else (outputs[0], 0)
+
+    def _items(
+        self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str
+    ) -> tuple[Tensor, ...]:
         """Call the operator for each item of a batch; for an empty batch, call it once on zeros."""
 
         def item(array: Any, dim: int | None, index: int) -> Operand:
@@ -135,11 +147,10 @@ class Operator:
             return array.select(dim, index) if batch else array.new_zeros(shape)
 
         calls = [
-            self.call(*(item(*one, index) for one in zip(arrays, dims, strict=True)), text)
+            self.run(*(item(*one, index) for one in zip(arrays, dims, strict=True)), text)
             for index in range(max(batch, 1))
         ]
-        outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
-        return outputs, (0,) * len(outputs)
+        return tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
 
 
 def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:

@@ -8,13 +8,13 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, backward_spec
-from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, GROUP_JVP
 from cunorm._group_norm.spec import GroupBackwardSpec, GroupForwardSpec
+from cunorm._row_norm.jvp_plan import ROW_JVP
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm.torch._formulas import Operand, compute_of, gated_branch, pulled
@@ -33,6 +33,7 @@ class OpPair:
     name: str  # the names of its operators in torch's dispatcher begin with this
     forward: OpDef[Any]
     backward: OpDef[Any]
+    tangent: OpDef[Any]  # of y
 
     def __post_init__(self) -> None:
         forward, backward = self.forward, self.backward
@@ -43,11 +44,11 @@ class OpPair:
         results = [slot.name for slot in forward.result_slots]
         names = [*(slot.name for slot in forward.input_slots), *results, "branch"]
         reads = [slot.name for slot in backward.input_slots]
-        self._saved = [name for name in reads if name in names]
-        self._pick_saved = itemgetter(*map(names.index, self._saved))
+        self.saved = [name for name in reads if name in names]
+        self._pick_saved = itemgetter(*map(names.index, self.saved))
         # The index of each input of the backward in [*gradients of results, *saved arrays].
         gradients = [f"d{name}" for name in results if f"d{name}" in reads]
-        self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
+        self._pick_inputs = itemgetter(*map([*gradients, *self.saved].index, reads))
         self._stream_slots = [
             slot for slot, name in enumerate(forward.inputs) if name in ("x", "residual")
         ]
@@ -67,15 +68,20 @@ class OpPair:
         wanted: tuple[bool, ...],
         arrays: Tensors,
         outputs: Tensors,
-    ) -> None:
+        *,
+        keeps_branch: bool = False,
+    ) -> tuple[Operand, ...]:
         """Keep the arrays that the backward needs; its x is the new stream, if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
-        branch = x if self._wants_dgate(spec, wanted) else None
+        keeps_branch = keeps_branch and has_branch_gate(spec)
+        branch = x if keeps_branch or self._wants_dgate(spec, wanted) else None
         assert x is not None
         ctx.spec, ctx.x_dtype = spec, x.dtype
         ctx.set_materialize_grads(False)
         inputs = arrays if stream is None else (stream, *arrays[1:])
-        ctx.save_for_backward(*self._pick_saved((*inputs, *outputs, branch)))
+        saved: tuple[Operand, ...] = self._pick_saved((*inputs, *outputs, branch))
+        ctx.save_for_backward(*saved)
+        return saved
 
     def gradients(
         self,
@@ -91,7 +97,7 @@ class OpPair:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
             found = {"x": dx, "residual": dresidual_out}
         else:
-            saved = dict(zip(self._saved, ctx.saved_tensors, strict=True))
+            saved = dict(zip(self.saved, ctx.saved_tensors, strict=True))
             if dy is None:
                 found = _branch_gradients(ctx.spec, ctx.x_dtype, saved, dresidual_out)
             else:
@@ -140,5 +146,5 @@ def _spec_of_gradients(
     return backward_spec(pair.backward, spec, x, needs)
 
 
-ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD)
-GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD)
+ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, ROW_JVP)
+GROUP = OpPair("group_norm", GROUP_FORWARD, GROUP_BACKWARD, GROUP_JVP)
