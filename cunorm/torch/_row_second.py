@@ -118,7 +118,7 @@ class RowRules(Rules):
         needs = [name for name in _WEIGHTED if f"{name}_tangent" in wanted]
         found: Named = {}
         if needs:
-            pulled_back = at.gradients(dy, weight, named["bias"], needs)
+            pulled_back = at.gradients(dy, weight, named["bias_tangent"], needs)
             found = {f"{name}_tangent": one for name, one in pulled_back.items()}
         if "x" in wanted:
             terms = []
@@ -197,7 +197,8 @@ class _Rows:
         spec = _gradients_spec(forward, dtype or self.x.dtype, tuple(needs))
         arrays = (dy, None, self.x, weight, bias, None, self.mean, self.rstd, None)
         found = present(self.functions.gradients(*arrays, spec, forward))
-        return given(dict(zip(self.rules.outputs, found, strict=True)))
+        named = given(dict(zip(self.rules.outputs, found, strict=True)))
+        return {name: named[name] for name in needs}
 
     def dx(self, dy: Tensor, weight: Operand, **options: Any) -> Tensor:
         return self.gradients(dy, weight, None, ["x"], **options)["x"]
