@@ -109,6 +109,8 @@ class Functions:
         if ctx.spec.gate_position == "branch":
             named["gate"] = given["gate"] = None
         y = self.tangent_of(ctx, named, given)
+        if stream is None and ctx.has_stream:
+            stream = torch.zeros_like(named["x"])
         return (y, stream if ctx.has_stream else None, None, None)
 
     def tangent_of(self, ctx: Context, named: Named, tangents: Named) -> Tensor:

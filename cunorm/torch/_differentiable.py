@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from cunorm._arrays._torch_private import has_dual_level, set_tangents
+from cunorm._arrays._torch_private import has_dual_level, is_legacy_batch, set_tangents
 from cunorm._core.plan import OpDef
 from cunorm.torch._formulas import Operand
 from cunorm.torch._library import Run, to_text
@@ -32,7 +32,7 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:
             if has_dual_level():  # the kernels refuse tangents, which `jvp` propagates
-                arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+                arguments = tuple(map(_primal, arguments))
             return run(*arguments)
 
         @staticmethod
@@ -47,6 +47,13 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
                 return tuple(jvp(ctx, saved, *tangents))
 
     return Differentiable.apply
+
+
+def _primal(argument: Any) -> Any:
+    """Return a tensor without its tangent; a legacy batch has none, and cannot be detached."""
+    if not isinstance(argument, Tensor) or is_legacy_batch(argument):
+        return argument
+    return argument.detach()
 
 
 def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule) -> Run:
@@ -71,7 +78,8 @@ def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule) -> Run:
         saved = dict(zip(names, ctx.saved_tensors, strict=True))
         pairs = zip(names, ctx.needs_input_grad, strict=False)
         wanted = [name for name, want in pairs if want and name not in ("mean", "rstd")]
-        found = vjp(Point(saved, *ctx.specs), wanted, cotangents)
+        is_zero = all(one is None for one in cotangents)
+        found = {} if is_zero else vjp(Point(saved, *ctx.specs), wanted, cotangents)
         return (*(found.get(name) for name in names), None, None)
 
     def forward_mode(ctx: Context, saved: Tensors, *tangents: Operand) -> Tensors:
