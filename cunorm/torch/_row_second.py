@@ -38,14 +38,16 @@ _WEIGHTED = ("x", "weight", "bias")
 
 
 class RowRules(Rules):
-    """The rules of row norms."""
+    """The rules of row norms, by kernels; `functions` are the norm and its derivatives."""
 
     def __init__(self, pair: OpPair, functions: Any) -> None:
-        super().__init__(pair, functions)
+        super().__init__(pair, self._formula)
+        self.functions = functions
         second = Operator("row_norm_second", ROW_SECOND).run
-        self.second = derivative(second, ROW_SECOND, self._second_vjp, self._second_jvp)
+        vjp = self._second_vjp
+        self.second = derivative(second, ROW_SECOND, vjp, self._second_jvp, vjp)
 
-    def formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
+    def _formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
         def norm(x: Tensor, weight: Operand, bias: Operand) -> Tensor:
             spec = _plain(forward, weight is not None, x.dtype)
             y: Tensor = self.functions.norm(x, weight, bias, None, None, to_text(spec))[0]
