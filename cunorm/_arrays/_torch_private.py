@@ -135,6 +135,12 @@ def assume_constant(function: _F) -> _F:
     return function
 
 
+@assume_constant
+def is_differentiating() -> bool:
+    """Whether torch.func or a dual level differentiates what torch.compile traces."""
+    return has_dual_level() or (is_transforming() and bool(transforms() & {"Grad", "Jvp"}))
+
+
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:

@@ -228,10 +228,7 @@ def no_gradients(function: str, argument: str) -> ValueError:
 
 def no_tangents(function: str, argument: str) -> ValueError:
     """Return the error for a tensor with a forward-mode tangent."""
-    why = (
-        "which this function does not propagate: use cunorm.torch with reverse-mode "
-        "differentiation, or"
-    )
+    why = "which this call does not propagate: use cunorm.torch in eager mode, or"
     if function.endswith(_QUANTIZED):
         why = "but quantised results have no tangent: use"
     subject = f"{function}: {argument} has a forward-mode tangent"
