@@ -5,6 +5,7 @@ A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,6 +86,17 @@ _WRAPPERS: tuple[type, ...] = (
     _private("_subclasses.functional_tensor.FunctionalTensor", type(None)),
 )
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+
+
+_excluding: Callable[[Any, bool], Any] = _private(
+    "_C._SetExcludeDispatchKeyGuard", lambda key, is_excluded: nullcontext()
+)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Return whether a tensor has a forward-mode tangent, also in an operator or a mode."""
+    with _excluding(torch._C.DispatchKey.ADInplaceOrView, False):
+        return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 _unwrapped, _batch_axis, _level, _batched = (

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cunorm._arrays._torch_private import (
     count_modes,
     has_dual_level,
+    has_tangent,
     is_batch,
     is_differentiating,
     is_legacy_batch,
@@ -74,7 +74,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         return DispatchMode.FORMULA if is_differentiating() else DispatchMode.OPERATOR
     if is_transforming():
         return _transformed_mode(function)
-    if has_dual_level() and has_tangent(arrays):
+    if has_dual_level() and any(isinstance(a, Tensor) and has_tangent(a) for a in arrays):
         check_tensors(function, names, arrays)
         return DispatchMode.TRANSFORMED
     requires_grad = False
@@ -124,16 +124,10 @@ def check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
 
 
-def has_tangent(arrays: Tensors) -> bool:
-    """Return whether a tensor has a forward-mode tangent."""
-    tensors = [one for one in arrays if isinstance(one, Tensor)]
-    return any(forward_ad.unpack_dual(one).tangent is not None for one in tensors)
-
-
 def refuse_tangents(function: str, names: Sequence[str], arrays: Tensors) -> None:
     """Raise an error for a tensor with a forward-mode tangent, which an operator would drop."""
     for name, array in zip(names, arrays, strict=True) if has_dual_level() else ():
-        if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
+        if isinstance(array, Tensor) and has_tangent(array):
             raise no_tangents(function, name)
 
 

@@ -94,7 +94,7 @@ class Rules:
 
     def like_gradients(self, point: Point) -> dict[str, Tensor]:
         """Return tensors that have the shapes and dtypes of the backward's outputs."""
-        named, spec, forward = point
+        _, spec, forward = point
         tensors, x_dtype = point.tensors, point.x_dtype()
         like = {name: tensors[name] for name in self.outputs if {name} & {*spec.needs} & {*tensors}}
         if "x" in like:
