@@ -307,10 +307,12 @@ def duals(run: Run) -> Results:
         pairs = zip(wanted.values(), _tangents(run, _detached(wanted)).values(), strict=True)
         moved = dict(zip(wanted, (forward_ad.make_dual(*pair) for pair in pairs), strict=True))
         outputs = [forward_ad.unpack_dual(one) for one in run.call(moved)]
-        tangents = [(i, one.tangent) for i, one in enumerate(outputs) if one.tangent is not None]
-        total = sum((one * run.number(one, i)).sum() for i, one in tangents)
+        tangents = [  # without a tangent, it is 0
+            torch.zeros_like(one.primal) if one.tangent is None else one.tangent for one in outputs
+        ]
+        total = sum((one * run.number(one, i)).sum() for i, one in enumerate(tangents))
         both = torch.autograd.grad(total, [*wanted.values()], materialize_grads=True)
-    found = named("t ", [i for i, _ in tangents], [plain(one) for _, one in tangents])
+    found = named("t ", range(len(tangents)), map(plain, tangents))
     return found | named("d t ", wanted, map(plain, both))
 
 
