@@ -7,5 +7,12 @@ from cunorm._group_norm.group_norm import (
     group_norm_forward,
     instance_norm,
 )
+from cunorm._group_norm.jvp import group_norm_jvp
 
-__all__ = ["group_norm", "group_norm_backward", "group_norm_forward", "instance_norm"]
+__all__ = [
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_forward",
+    "group_norm_jvp",
+    "instance_norm",
+]

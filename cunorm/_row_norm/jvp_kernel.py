@@ -53,6 +53,11 @@ class JvpTypes(ForwardTypes):
     def read_again(self) -> list[DType | None]:
         return [self.x, self.x_tangent, self.dy, self.gate, self.gate_tangent]
 
+    def of_conversions(self) -> float:
+        if self.gate is not None:
+            return 2.5
+        return 0.5 if self.dy is not None or self.weight_tangent is not None else 1.25
+
     def begins_with_pack(self) -> bool:
         return False
 

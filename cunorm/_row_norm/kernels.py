@@ -190,6 +190,10 @@ class ForwardTypes(_RowTypes):
         """Return whether the first chunk of a CPU's row is one pack, whose mean is the shift."""
         return self.formula.center
 
+    def of_conversions(self) -> float:
+        """Return how many registers the conversion of narrow operands takes for each element."""
+        return 0.5
+
     def more_registers(self, threads: int, capability: int) -> int:
         """Return how many registers a thread takes beyond those that its team was chosen for."""
         return 0

@@ -59,7 +59,7 @@ def _of_forward(
         registers += 28
     if len(held) > 3:
         registers += 24
-    more = elements * 0.5 if min(held) < 4 else 0  # operands are converted
+    more = elements * types.of_conversions() if min(held) < 4 else 0
     if pack <= 2:
         more += 8 + elements * 2
     is_plain = in_large_block and types.gate is None and residual is None

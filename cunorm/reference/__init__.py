@@ -21,6 +21,7 @@ from cunorm.reference.group_norm import (
     group_norm_forward,
     instance_norm,
 )
+from cunorm.reference.jvp import group_norm_jvp, normalize_jvp
 from cunorm.reference.named import (
     add_layer_norm,
     add_normalize,
@@ -28,13 +29,16 @@ from cunorm.reference.named import (
     l2_norm,
     l2_norm_backward,
     l2_norm_forward,
+    l2_norm_jvp,
     layer_norm,
     layer_norm_backward,
     layer_norm_forward,
+    layer_norm_jvp,
     normalize,
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
+    rms_norm_jvp,
 )
 from cunorm.reference.quantized import dequantize, quantize
 from cunorm.reference.rows import round_to
@@ -49,21 +53,26 @@ __all__ = [
     "group_norm",
     "group_norm_backward",
     "group_norm_forward",
+    "group_norm_jvp",
     "instance_norm",
     "l2_norm",
     "l2_norm_backward",
     "l2_norm_forward",
+    "l2_norm_jvp",
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_forward",
+    "layer_norm_jvp",
     "normalize",
     "normalize_backward",
     "normalize_backward_sums",
     "normalize_forward",
+    "normalize_jvp",
     "quantize",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
+    "rms_norm_jvp",
     "round_to",
     "row_moments",
 ]

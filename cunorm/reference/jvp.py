@@ -13,9 +13,19 @@ from numpy.typing import DTypeLike
 
 from cunorm.reference import rows
 from cunorm.reference.activations import ACTIVATIONS
-from cunorm.reference.generic import gate_factors, weight_factor
+from cunorm.reference.generic import Options, gate_factors, weight_factor
 from cunorm.reference.group_norm import as_grid, as_group_rows, in_place_of, per_channel
 from cunorm.reference.rows import Array, Float64
+
+
+class JvpOptions(Options, total=False):
+    """Keyword arguments of `normalize_jvp` that the named functions pass on."""
+
+    x_tangent: Array | None
+    weight_tangent: Array | None
+    bias_tangent: Array | None
+    gate_tangent: Array | None
+    x_dtype: DTypeLike | None
 
 
 @np.errstate(all="ignore")

@@ -15,6 +15,7 @@ from cunorm.reference.generic import (
     normalize_backward,
     normalize_forward,
 )
+from cunorm.reference.jvp import JvpOptions, normalize_jvp
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import AddNorm, NormForward, NormGrads
 
@@ -104,6 +105,38 @@ def l2_norm_backward(
 ) -> NormGrads[Array]:
     """Differentiate `l2_norm_forward`."""
     return normalize_backward(dy, x, rstd=rstd, c=1.0, axis=axis, groups=groups)
+
+
+def rms_norm_jvp(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    bias: Array | None = None,
+    rstd: Array,
+    **options: Unpack[JvpOptions],
+) -> Float64:
+    """Return the tangent of y of `rms_norm_forward`."""
+    return normalize_jvp(x, weight, bias, rstd=rstd, **options)
+
+
+def layer_norm_jvp(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    rstd: Array,
+    mean: Array,
+    **options: Unpack[JvpOptions],
+) -> Float64:
+    """Return the tangent of y of `layer_norm_forward`."""
+    return normalize_jvp(x, weight, bias, rstd=rstd, mean=mean, center=True, **options)
+
+
+def l2_norm_jvp(
+    x: Array, *, x_tangent: Array, rstd: Array, axis: int = -1, groups: int = 1
+) -> Float64:
+    """Return the tangent of y of `l2_norm_forward`."""
+    return normalize_jvp(x, x_tangent=x_tangent, rstd=rstd, c=1.0, axis=axis, groups=groups)
 
 
 def normalize(

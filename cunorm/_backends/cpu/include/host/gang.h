@@ -23,6 +23,7 @@ struct Gang {
   long long run = std::max(parts / (8 * threads), 1LL);
   int next_ring = 0;
 
+  // Twice the reductions of a row, of which there are at most six.
   static constexpr int rings = 16;
 
   // Returns memory for one reduction: a value for each part, 0 for the thread's own parts. The
