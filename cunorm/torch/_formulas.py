@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._group_norm.spec import GroupForwardSpec
@@ -41,8 +40,15 @@ def pushed(
     This is the transpose of the function's transpose, since PyTorch nests no other forward mode in
     a dual level.
     """
-    zeros = tree_map(torch.zeros_like, like)
+    zeros = _zeros(like)
     return torch.func.vjp(lambda ct: pulled(function, primals, ct), zeros)[1](tuple(tangents))[0]
+
+
+def _zeros(like: Any) -> Any:
+    """Return zeros in place of a tensor, or of the tensors of a dict."""
+    if isinstance(like, dict):
+        return {name: torch.zeros_like(one) for name, one in like.items()}
+    return torch.zeros_like(like)
 
 
 def compute_of(*dtypes: torch.dtype) -> torch.dtype:
