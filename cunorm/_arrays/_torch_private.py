@@ -5,6 +5,7 @@ A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,6 +60,10 @@ def has_dual_level() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
+# Sets whether operations propagate forward-mode tangents, also those of outer transforms.
+set_tangents: Callable[[bool], Any] = _private("autograd.forward_ad._set_fwd_grad_enabled")
+
+
 def has_mode(key: object) -> bool:
     return _mode(key) is not None
 
@@ -81,6 +86,31 @@ _WRAPPERS: tuple[type, ...] = (
     _private("_subclasses.functional_tensor.FunctionalTensor", type(None)),
 )
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+
+
+_excluding: Callable[[Any, bool], Any] = _private(
+    "_C._SetExcludeDispatchKeyGuard", lambda key, is_excluded: nullcontext()
+)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Return whether a tensor has a forward-mode tangent, also in an operator or a mode."""
+    with _excluding(torch._C.DispatchKey.ADInplaceOrView, False):
+        return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_unwrapped, _batch_axis, _level, _batched = (
+    _private(f"_C._functorch.{name}")
+    for name in ("get_unwrapped", "maybe_get_bdim", "maybe_get_level", "_add_batch_dim")
+)
+
+
+def primal(tensor: Tensor) -> Tensor:
+    """Return a tensor without its tangent of the innermost level of forward mode."""
+    if is_batch(tensor):  # `unpack_dual` has no rule for batches
+        of_items = primal(_unwrapped(tensor))
+        return _batched(of_items, _batch_axis(tensor), _level(tensor))  # type: ignore[no-any-return]
+    return forward_ad.unpack_dual(tensor).primal
 
 
 def is_wrapper(kind: type) -> bool:
@@ -115,6 +145,12 @@ def assume_constant(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@assume_constant
+def is_differentiating() -> bool:
+    """Whether torch.func or a dual level differentiates what torch.compile traces."""
+    return has_dual_level() or (is_transforming() and bool(transforms() & {"Grad", "Jvp"}))
 
 
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ with these norms keep the groups.
 
 Autograd records the functions, torch.compile traces them, and torch.func transforms them. For the
 backward, a function keeps x (or the new stream, if there is a residual), gate, weight, bias, rstd
-and, if it subtracts a mean, mean; for the gradient of a branch's gate, it keeps x, too. A second
-derivative uses torch's own operations. Quantised results have no gradient. Modules round as
-functions do. A wrong argument of a module is an error when the module is made (a wrong device is
-torch's error); a wrong x is an error when the module is called.
+and, if it subtracts a mean, mean; for the gradient of a branch's gate, it keeps x, too. Reverse and
+forward mode can be mixed and repeated: kernels compute first derivatives and, for row norms without
+a gate, second ones; torch's operations compute the others, and those of torch.func in a compiled
+function. Rows that processes share have only first derivatives in reverse mode, and quantised
+results have none. Modules round as functions do. A wrong argument of a module is an error when the
+module is made (a wrong device is torch's error); a wrong x is an error when the module is called.
 """
 
 from cunorm.results import AddNorm, QuantizedNorm

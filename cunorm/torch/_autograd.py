@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cunorm._arrays._torch_private import (
     count_modes,
     has_dual_level,
+    has_tangent,
     is_batch,
+    is_differentiating,
     is_legacy_batch,
     is_tracing,
     is_transforming,
@@ -24,7 +25,9 @@ from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form, no_tangents
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
-from cunorm.torch._library import OPERATORS, forward_text, present
+from cunorm.torch._derivatives import FUNCTIONS, checked_spec, forward_text
+from cunorm.torch._formulas import FORMULAS
+from cunorm.torch._library import present
 from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
@@ -37,6 +40,7 @@ class DispatchMode(Enum):
     AUTOGRAD = auto()  # calls an `autograd.Function`, which takes a sixth of OPERATOR's time
     OPERATOR = auto()  # calls an operator of torch's dispatcher, for tensor subclasses and modes
     TRANSFORMED = auto()  # calls an operator in a Function that torch.func can transform
+    FORMULA = auto()  # computes in torch's operations, whose derivatives torch.compile fuses
 
 
 def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
@@ -55,19 +59,24 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
             raise
         mode = DispatchMode.OPERATOR
         check_tensors(scalars[0], pair.forward.inputs, arrays)
-    operators = OPERATORS[pair.name]
-    if mode is DispatchMode.OPERATOR:
-        refuse_tangents(scalars[0], pair.forward.inputs, arrays)
-    run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
+    if mode is DispatchMode.FORMULA:
+        known = [one if one is None else _known(one) for one in arrays]
+        spec = checked_spec(pair.name, tuple(map(specialized, scalars)), known)
+        return FORMULAS[pair.name](spec, dict(zip(pair.forward.inputs, arrays, strict=True)))
+    functions = FUNCTIONS[pair.name]
+    run = functions.forward if mode is DispatchMode.OPERATOR else functions.norm
     return present(run(*arrays, forward_text(pair.name, *map(specialized, scalars))))
 
 
 def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
     """Return how to call a function on tensors; all tensors except x, the first, may be None."""
     if _is_compiling():
-        return DispatchMode.OPERATOR
+        return DispatchMode.FORMULA if is_differentiating() else DispatchMode.OPERATOR
     if is_transforming():
         return _transformed_mode(function)
+    if has_dual_level() and any(isinstance(a, Tensor) and has_tangent(a) for a in arrays):
+        check_tensors(function, names, arrays)
+        return DispatchMode.TRANSFORMED
     requires_grad = False
     for array in arrays:
         if array is None:
@@ -80,8 +89,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         check_tensors(function, names, arrays)
     if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
-    # At a dual level, tensors may have tangents: the Function raises an error for them.
-    is_recorded = has_dual_level() or (requires_grad and _is_grad_enabled())
+    is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
@@ -119,7 +127,7 @@ def check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
 def refuse_tangents(function: str, names: Sequence[str], arrays: Tensors) -> None:
     """Raise an error for a tensor with a forward-mode tangent, which an operator would drop."""
     for name, array in zip(names, arrays, strict=True) if has_dual_level() else ():
-        if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
+        if isinstance(array, Tensor) and has_tangent(array):
             raise no_tangents(function, name)
 
 
@@ -134,6 +142,11 @@ def specialized(scalar: object) -> object:
     if type(scalar) is Tensor and is_tracing() and not (scalar.dim() or scalar.requires_grad):
         return scalar.item()
     return scalar
+
+
+def _known(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what a tracer knows of a tensor."""
+    return tuple(map(specialized, tensor.shape)), tensor.dtype, tensor.device.type
 
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -159,7 +172,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
         pair = ctx.pair
-        run = None if _is_grad_enabled() else partial(_run_backward, pair)
+        run = partial(_run_backward, pair, ctx.spec)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
@@ -167,12 +180,16 @@ class _Norm(torch.autograd.Function):
 _apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
-def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
+def _run_backward(
+    pair: OpPair, forward: ForwardSpec, spec: BackwardSpec, arrays: Tensors
+) -> Tensors:
     """Run a backward by the kernels or, if torch must see the call, by an operator."""
     dy, second = arrays[:2]  # in row norms, `second` is the stream's gradient
     assert dy is not None
     if not (
-        _is_compiling()  # compiled autograd is at work
+        _is_grad_enabled()  # the gradients may be differentiated
+        or has_dual_level()
+        or _is_compiling()  # compiled autograd is at work
         or is_transforming()
         or count_modes()
         or is_legacy_batch(dy)  # a vectorised Jacobian has such tensors
@@ -183,5 +200,4 @@ def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
         except (TypeError, ValueError):
             if not any(map(needs_operator, arrays)):
                 raise
-    operators = OPERATORS[pair.name]
-    return operators.run_backward(operators.backward, spec, arrays)
+    return FUNCTIONS[pair.name].run(forward)(spec, arrays)

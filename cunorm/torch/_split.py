@@ -132,7 +132,7 @@ class _SplitNorm(torch.autograd.Function):
                 f"{ctx.spec.function}: {what}, expected first ones, one at a time: split rows "
                 "(process_group) have no others"
             )
-        run = partial(_run_backward, ctx, dy is not None)
+        run = partial(_run_backward, ctx)
         return (None, None, *ROW.gradients(ctx, ctx.needs_input_grad[2:], *gradients, run))
 
 
@@ -234,18 +234,15 @@ def _combined(
 # --- backward -------------------------------------------------------------------------------------
 
 
-def _run_backward(ctx: Context, uses_y: bool, spec: RowBackwardSpec, arrays: Tensors) -> Tensors:
-    """Return the gradients; `arrays` are in the order of the backward of whole rows.
-
-    If only the stream was used, all that the norm reads is 0, and nothing is sent.
-    """
+def _run_backward(ctx: Context, spec: RowBackwardSpec, arrays: Tensors) -> Tensors:
+    """Return the gradients; `arrays` are in the order of the backward of whole rows."""
     dy, _, x, weight, _, gate, mean, rstd, _ = arrays
     own = None if spec.gate_position == "branch" else gate
     of_x = "x" in spec.needs or ("gate" in spec.needs and spec.gate_position != "post")
     sums = [mean, rstd]  # nothing reads them if only parameters are wanted
-    correction = ctx.correction if uses_y else None
+    correction = ctx.correction
     total = ctx.total if isinstance(ctx.total, int) else 1
-    if of_x and uses_y:
+    if of_x:
         assert rstd is not None
         columns = 2 if spec.center else 1
         message = torch.empty(columns, *rstd.shape, dtype=rstd.dtype, device=rstd.device)

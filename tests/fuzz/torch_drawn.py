@@ -23,7 +23,14 @@ _HALF = ("float16", "bfloat16")
 _WRAPPED = ("backward", "autograd_grad", "parts", "repeated", "toggled", "hooked", "changed")
 _WRAPPED += ("second", "subclassed")
 # In these ways PyTorch has no rule for negated views.
-_BATCHED = ("is_grads_batched", "func_jacrev", "batched", "batched_grad", "empty_batch")
+_BATCHED = (
+    "is_grads_batched",
+    "func_jacrev",
+    "batched",
+    "batched_grad",
+    "empty_batch",
+    "batched_hessian",
+)
 
 
 def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:

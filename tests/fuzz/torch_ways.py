@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.func import grad, jacrev, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -103,7 +104,7 @@ def second(run: Run) -> Results:
     first = torch.autograd.grad(recorded, sources, dys, create_graph=True, allow_unused=True)
     used = [one for one in first if one is not None]
     total = sum((one * run.number(one, f"2 {i}")).sum() for i, one in enumerate(used))
-    both = torch.autograd.grad(total, [*sources, *dys], allow_unused=True)
+    both = torch.autograd.grad(total, [*sources, *dys], materialize_grads=True)
     names = [*wanted, *(f"dy{i}" for i in range(len(dys)))]
     firsts = named("d ", wanted, map(plain, first))
     return results(outputs) | firsts | named("d d ", names, map(plain, both))
@@ -241,28 +242,85 @@ def threads(run: Run) -> Results:
     return {f"{i}: {name}": one for i, its in enumerate(found) for name, one in its.items()}
 
 
+def _along(run: Run, found: dict[str, Any]) -> Any:
+    """Return the sum of gradients along drawn directions."""
+    return sum((one * run.number(one, name)).sum() for name, one in found.items())
+
+
+def _tangents(run: Run, wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: run.number(one, name) for name, one in wanted.items()}
+
+
 def second_func(run: Run) -> Results:
-    """Take second derivatives with torch.func; cunorm gives or refuses them."""
-    wanted = _detached(run.wanted())
-    first = grad(run.loss)
-
-    def total(leaves: Any) -> Any:
-        return sum((one * run.number(one, n)).sum() for n, one in first(leaves).items())
-
-    return named("d d ", wanted, grad(total)(wanted).values())
+    """Take the gradient of gradients."""
+    wanted, first = _detached(run.wanted()), grad(run.loss)
+    return named("d d ", wanted, grad(lambda leaves: _along(run, first(leaves)))(wanted).values())
 
 
 def forward_mode(run: Run) -> Results:
     wanted = _detached(run.wanted())
-    tangents = {name: run.number(one, name) for name, one in wanted.items()}
-    outputs, found = torch.func.jvp(run.call, (wanted,), (tangents,))
+    outputs, found = torch.func.jvp(run.call, (wanted,), (_tangents(run, wanted),))
     return results(outputs) | named("t ", range(len(found)), found)
+
+
+def forward_over_reverse(run: Run) -> Results:
+    """Take the tangents of gradients, which is a product with the Hessian."""
+    wanted = _detached(run.wanted())
+    firsts, found = torch.func.jvp(grad(run.loss), (wanted,), (_tangents(run, wanted),))
+    return named("d ", wanted, firsts.values()) | named("t d ", wanted, found.values())
+
+
+def reverse_over_forward(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+
+    def tangent(leaves: Any) -> Any:
+        return torch.func.jvp(run.loss, (leaves,), (_tangents(run, wanted),))[1]
+
+    return named("d t ", wanted, grad(tangent)(wanted).values())
+
+
+def forward_twice(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+
+    def tangents(leaves: Any) -> Any:
+        return torch.func.jvp(run.call, (leaves,), (_tangents(run, wanted),))[1]
+
+    _, found = torch.func.jvp(tangents, (wanted,), (_tangents(run, wanted),))
+    return named("t t ", range(len(found)), found)
+
+
+def batched_hessian(run: Run) -> Results:
+    """Take tangents of the gradients of each item of a batch."""
+    leaves, dims = _batch(run)
+
+    def product(leaves: Any) -> Any:
+        return torch.func.jvp(grad(run.loss), (leaves,), (_tangents(run, leaves),))[1]
+
+    found = vmap(product, (dims,))(leaves)
+    return named("t d ", found, found.values())
+
+
+def duals(run: Run) -> Results:
+    """Take tangents of a recorded call, and gradients of the tangents."""
+    wanted = run.wanted()
+    with forward_ad.dual_level():
+        pairs = zip(wanted.values(), _tangents(run, _detached(wanted)).values(), strict=True)
+        moved = dict(zip(wanted, (forward_ad.make_dual(*pair) for pair in pairs), strict=True))
+        outputs = [forward_ad.unpack_dual(one) for one in run.call(moved)]
+        tangents = [  # without a tangent, it is 0
+            torch.zeros_like(one.primal) if one.tangent is None else one.tangent for one in outputs
+        ]
+        total = sum((one * run.number(one, i)).sum() for i, one in enumerate(tangents))
+        both = torch.autograd.grad(total, [*wanted.values()], materialize_grads=True)
+    found = named("t ", range(len(tangents)), map(plain, tangents))
+    return found | named("d t ", wanted, map(plain, both))
 
 
 _OF_AUTOGRAD = (backward, autograd_grad, parts, repeated, toggled, hooked, changed, second)
 _OF_FUNC = (is_grads_batched, func_grad, func_vjp, func_jacrev, batched, batched_grad, empty_batch)
 _OF_MODULES = (functional, traced, compiled, through_fx, subclassed, copied, threads)
-_REFUSED = (second_func, forward_mode)  # some of their programs
+_DERIVATIVES = (second_func, forward_mode, forward_over_reverse, reverse_over_forward)
+_DERIVATIVES += (forward_twice, batched_hessian, duals)
 WAYS: dict[str, Callable[[Run], Results]] = {
-    way.__name__: way for way in (*_OF_AUTOGRAD, *_OF_FUNC, *_OF_MODULES, *_REFUSED)
+    way.__name__: way for way in (*_OF_AUTOGRAD, *_OF_FUNC, *_OF_MODULES, *_DERIVATIVES)
 }

@@ -81,6 +81,11 @@ REQUIRED = (
     "_C._TorchDispatchModeKey.FAKE",
     "_C._TorchDispatchModeKey.PROXY",
     "utils._python_dispatch.TorchDispatchMode",
+    "autograd.forward_ad._set_fwd_grad_enabled",
+    "_C._functorch.get_unwrapped",
+    "_C._functorch.maybe_get_bdim",
+    "_C._functorch.maybe_get_level",
+    "_C._functorch._add_batch_dim",
 )
 
 
@@ -160,6 +165,7 @@ FALLBACKS = {  # name: the programs that may be refused without it
     "_C._functorch.is_functorch_wrapped_tensor": ("an escaped tensor",),
     "_C._functorch.is_batchedtensor": (),
     "_C._functorch.is_legacy_batchedtensor": (),
+    "_C._SetExcludeDispatchKeyGuard": (),
     "Tensor._is_zerotensor": (),
     "_subclasses.fake_tensor.FakeTensor": (),
     "_subclasses.functional_tensor.FunctionalTensor": (),
@@ -229,7 +235,7 @@ def test_without_a_private_name_calls_give_the_same_or_are_refused(name, usual, 
 
 def test_without_the_level_of_duals_and_with_a_plain_apply_calls_agree(usual, monkeypatch):
     module = module_without(monkeypatch)
-    module.forward_ad = SimpleNamespace()
+    module.forward_ad = SimpleNamespace(unpack_dual=forward_ad.unpack_dual)
     module.untransformed_apply = lambda function: function.apply
     check_outcomes(monkeypatch, module, usual, ())
 

@@ -237,8 +237,6 @@ def complex_numbers(m):
 FALLBACKS = {
     nested: (["Llama's", "RMSNorm", "LayerNorm"], "a tensor is nested"),
     complex_numbers: (["RMSNorm"], "a tensor has dtype complex64"),
-    forward_mode: (NORMS, "cunorm has no forward-mode derivatives"),
-    jvp: (NORMS, "cunorm has no forward-mode derivatives"),
 }
 
 
@@ -281,6 +279,8 @@ def no_items(m):
 
 # Calls that cunorm runs itself: with kernels, or on meta without kernels.
 SILENT = {
+    "forward mode": forward_mode,
+    "jvp": lambda m: torch.stack(jvp(m)),
     "meta": lambda m: m.to("meta")(X.to("meta")),
     "subclasses of parameters": with_parameters,
     "subclasses of tensors": lambda m: m(X.as_subclass(Renamed)),
