@@ -4,7 +4,7 @@
 import atexit
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.ffi
@@ -160,6 +160,12 @@ def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct
     sharding = jax.NamedSharding(found.sharding.mesh, jax.P(*(None,) * len(shape)))
     kind = found.manual_axis_type
     return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=kind)
+
+
+def type_like(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return the type of a result in the way of `_struct`; `like` is the type of an operand."""
+    sharding = jax.NamedSharding(like.sharding.mesh, jax.P(*(None,) * len(shape)))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
 # --- the targets ----------------------------------------------------------------------------------

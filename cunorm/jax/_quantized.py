@@ -16,7 +16,7 @@ from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.quantized_spec import RowQuantizedSpec, array_or_none, quantized_scalars
 from cunorm._row_norm.spec import Scalars, forward_scalars
 from cunorm.jax import _ffi
-from cunorm.jax._vjp import ArrayLike, Inputs, checked
+from cunorm.jax._norm import ArrayLike, Inputs, checked
 from cunorm.results import QuantizedNorm
 
 

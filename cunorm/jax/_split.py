@@ -9,7 +9,7 @@ rows, which are gathered likewise (8 bytes a row or 4).
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,7 +33,7 @@ from cunorm._row_norm.split_spec import (
 )
 from cunorm.jax import _ffi
 from cunorm.jax._call import OptionalArrays
-from cunorm.jax._vjp import Inputs, Norm, Outputs, Results, checked, run_traced
+from cunorm.jax._norm import Inputs, Norm, Outputs, Results, checked, run_traced
 
 AxisName: TypeAlias = str | tuple[str, ...]
 
@@ -48,6 +48,8 @@ def row_norm(axis_name: AxisName | None) -> Norm:
 @dataclass(frozen=True)
 class SplitNorm(Norm):
     axis_name: AxisName
+    size: int = 0  # the number of devices that share a row
+    corrects = True
 
     def __call__(self, scalars: tuple[Any, ...], arrays: Inputs) -> Results:
         spec, arrays, _ = checked(self.forward, scalars, arrays)
@@ -56,12 +58,13 @@ class SplitNorm(Norm):
                 f"{spec.function}: axis_name is {self.axis_name!r} and groups is {spec.groups}, "
                 "expected groups=1: give each device whole groups, and leave axis_name out"
             )
-        if self._size(spec) == 1:
+        size = self._size_of_axis(spec)
+        if size == 1:
             return _WHOLE(scalars, arrays)
         self._check_split(spec, arrays)
-        return run_traced(self, spec, arrays)
+        return run_traced(replace(self, size=size), spec, arrays)
 
-    def _size(self, spec: OpSpec) -> int:
+    def _size_of_axis(self, spec: OpSpec) -> int:
         """Return the number of devices that share a row."""
         # An axis of jax.vmap would do for y, but JAX runs the gradient outside of such an axis.
         axes, names = tuple(jax.sharding.get_abstract_mesh().manual_axes), self._names
@@ -100,19 +103,22 @@ class SplitNorm(Norm):
         if position == "branch":
             given["gate"] = None
         x_dtype = dtype_of(spec.function, "x", x.dtype)
-        own = given_spec(spec, x_dtype, self._count(spec, x))
+        own = given_spec(spec, x_dtype, self.width(spec, x))
         y = _ffi.run(ROW_GIVEN, own, [*map(given.get, ROW_GIVEN.inputs)])
         return {**y, "residual": stream, **statistics}
 
-    def _count(self, spec: Any, x: Array) -> int:
+    def width(self, spec: Any, x: Array) -> int:
         """Return the number of elements of a whole row."""
-        return count_of(x, spec.axis, 1) * self._size(spec)
+        return count_of(x, spec.axis, 1) * self.size
+
+    def mean(self, rows: Array) -> Array:
+        return jax.lax.pmean(rows.mean(-1, keepdims=True), self._names)
 
     def _statistics(self, spec: Any, moments: Outputs, x: Array) -> Outputs:
         """Return the statistics of whole rows from the moments of the parts."""
         names = ("mean", "correction", "m2") if spec.center else ("m2",)
         parts = self._gathered(moments, names)
-        own = combine_spec(spec, self._count(spec, x), count_of(x, spec.axis, 1))
+        own = combine_spec(spec, self.width(spec, x), count_of(x, spec.axis, 1))
         inputs = [parts.get(one.removeprefix("moments.")) for one in COMBINE_MOMENTS.inputs]
         return _ffi.run(COMBINE_MOMENTS, own, inputs)
 
@@ -126,7 +132,7 @@ class SplitNorm(Norm):
         needs_sums = "x" in needs or ("gate" in needs and spec.gate_position != "post")
         if needs_sums and given.get("sums.sum_r_dr") is None:
             given = given | self._sums(spec, given)
-        count = self._count(spec, present(given["x"]))
+        count = self.width(spec, present(given["x"]))
         own = given_sums_spec(spec, count, x_dtype=x_dtype, needs=needs, accumulate=False)
         return _ffi.run(ROW_GIVEN_SUMS, own, [*map(given.get, ROW_GIVEN_SUMS.inputs)])
 

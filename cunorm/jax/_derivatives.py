@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: MIT
+"""The derivatives of a norm: Functions for its results, their tangents, and its gradients.
+
+Tangent is linear in the tangents of operands, Gradients in the cotangents of results, and each is
+the transpose of the other. JAX derives them again by `formula`, in the arrays that they are given
+besides.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from cunorm._core.memo import memoize
+from cunorm._core.operands import present
+from cunorm._core.tensor import OptionalSpec
+from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
+from cunorm.jax._formulas import ACTIVATIONS, STATISTICS
+from cunorm.jax._primitive import Found, Function, Shaped
+
+if TYPE_CHECKING:
+    from cunorm.jax._norm import Norm
+
+Names = tuple[str, ...]
+Named = dict[str, Any]  # arrays by name; None is zero
+_RESULTS = ("y", "residual", *STATISTICS)  # residual is the new stream
+
+
+@dataclass(frozen=True)
+class Forward(Function):
+    """A norm as a function of its operands; `call` has no absent ones."""
+
+    norm: "Norm"
+    call: Call
+    saves: bool = False  # whether the statistics of rows are results
+
+    @property
+    def operands(self) -> Names:
+        named = zip(self.call.op.inputs, self.call.inputs, strict=True)
+        return tuple([name for name, one in named if one is not None])
+
+    @property
+    def names(self) -> Names:
+        return tuple(_specs_of_results(self.norm, self.call, self.saves))
+
+    def results(self) -> Sequence[Shaped]:
+        return [*map(_shaped, _specs_of_results(self.norm, self.call, self.saves).values())]
+
+    def run(self, *arrays: Array) -> Sequence[Array]:
+        given = _named(self.operands, arrays)
+        inputs = [*map(given.get, self.call.op.inputs)]
+        found = self.norm.run(self.call.spec, inputs, saves=self.saves)
+        return [present(found[name]) for name in self.names]
+
+    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+        own = replace(self, saves=True)
+        operands, pushed = _named(self.operands, primals), _perturbed(self.operands, tangents)
+        results = _named(own.names, own.bind(*primals))
+        saved = _saved(self.call, operands, results, (*pushed,))
+        found = Tangent(self.norm, self.call, (*pushed,), (*saved,)).bind_named(pushed, saved)
+        return [results[name] for name in self.names], [*map(found.get, self.names)]
+
+
+@memoize()
+def _specs_of_results(norm: "Norm", call: Call, saves: bool) -> dict[str, Any]:
+    op, (_, spec, inputs) = call.op, call
+    own = Call(op, replace_interned(spec, saves=saves), inputs)
+    specs, shared = [*inputs, *op.no_outputs], dict(own.plan.shared)
+    for slot, one in own.plan.outputs:
+        specs[slot] = one
+    named = {
+        name: specs[shared.get(slot, slot)] for slot, name in enumerate(op.outputs, op.first_output)
+    }
+    if norm.corrects and named["mean"] is not None:
+        named["correction"] = named["mean"]
+    return {name: named[name] for name in _RESULTS if named.get(name) is not None}
+
+
+def _saved(call: Call, operands: Named, results: Named, wanted: Names) -> Named:
+    """Return the arrays that derivatives by the wanted operands need, by their names."""
+    known = operands | {name: results[name] for name in STATISTICS if name in results}
+    known.pop("residual", None)
+    branch = known["x"]
+    known["x"] = results.get("residual", branch)
+    if "gate" not in wanted or call.spec.gate_position != "post":
+        known.pop("bias", None)
+    if "gate" in wanted and gates_branch(call.spec):
+        known["branch"] = branch
+    return known
+
+
+# --- linear functions -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Linear(Function):
+    """A function that is linear in the arrays with the names `given`."""
+
+    norm: "Norm"
+    call: Call
+    given: Names
+    saved: Names
+
+    @property
+    @abstractmethod
+    def names(self) -> Names:
+        """The names of results."""
+
+    @abstractmethod
+    def run_named(self, given: Named, saved: Named) -> Named:
+        """Return the results by the kernels."""
+
+    @abstractmethod
+    def formula(self, given: Named, saved: Named) -> Named:
+        """Return the results by operations that JAX can derive by the saved arrays."""
+
+    def bind_named(self, given: Named, saved: Named) -> Named:
+        return _named(self.names, self.bind(*given.values(), *saved.values()))
+
+    def _split(self, arrays: OptionalArrays) -> tuple[Named, Named]:
+        count = len(self.given)
+        return _named(self.given, arrays[:count]), _named(self.saved, arrays[count:])
+
+    def run(self, *arrays: Array) -> Sequence[Array]:
+        found = self.run_named(*self._split(arrays))
+        return [found[name] for name in self.names]
+
+    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+        given, saved = self._split(primals)
+        of_given, of_saved = (_without_zeros(one) for one in self._split(tangents))
+        found: Named = {}
+        if of_given:
+            own = replace(self, given=(*of_given,))
+            found = own.bind_named(of_given, saved)
+        # Statistics are those of x, by which the formula is derived.
+        of_saved = {name: one for name, one in of_saved.items() if name not in STATISTICS}
+        if of_saved:
+            more = _of_saved(self, given, saved, of_saved)
+            found = {name: _added(found.get(name), more[name]) for name in self.names}
+        return self.bind(*primals), [*map(found.get, self.names)]
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _of_saved(function: _Linear, given: Named, saved: Named, tangents: Named) -> Named:
+    """Return the tangents of the results for those of some saved arrays."""
+    own = {name: saved[name] for name in tangents}
+    found: Named = jax.jvp(lambda own: function.formula(given, saved | own), (own,), (tangents,))[1]
+    return found
+
+
+class Tangent(_Linear):
+    """The tangents of y and of the new stream; `given` are operands with tangents."""
+
+    @property
+    def names(self) -> Names:
+        return ("y", "residual") if self._has_stream() else ("y",)
+
+    def _has_stream(self) -> bool:
+        of_stream = ("x", "residual", *(["gate"] if gates_branch(self.call.spec) else []))
+        has_stream = "residual" in _specs_of_results(self.norm, self.call, False)
+        return has_stream and not {*of_stream}.isdisjoint(self.given)
+
+    def results(self) -> Sequence[Shaped]:
+        specs = _specs_of_results(self.norm, self.call, False)
+        return [_shaped(specs[name]) for name in self.names]
+
+    def run_named(self, given: Named, saved: Named) -> Named:
+        return self.formula(given, saved)
+
+    def formula(self, given: Named, saved: Named) -> Named:
+        stream = self._of_stream(given, saved)
+        own = {name: given[name] for name in ("weight", "bias", "gate") if name in given}
+        if gates_branch(self.call.spec):
+            own.pop("gate", None)
+        if stream is not None:
+            own["x"] = stream
+        y = _pushed(self, own, saved)
+        return {"y": y} | ({"residual": stream} if self._has_stream() else {})
+
+    def _of_stream(self, given: Named, saved: Named) -> Array | None:
+        """Return the tangent of the array that is normalised, None if it is zero."""
+        if not self._has_stream():
+            return given.get("x")
+        x, residual, compute = given.get("x"), given.get("residual"), saved["rstd"].dtype
+        found = None if x is None else x.astype(compute)
+        if gates_branch(self.call.spec):
+            act, gate = ACTIVATIONS[self.call.spec.gate_activation], saved["gate"].astype(compute)
+            found = None if found is None else found * act(gate)
+            if "gate" in given:
+                of_gate = jax.jvp(act, (gate,), (given["gate"].astype(compute),))[1]
+                found = _added(found, saved["branch"].astype(compute) * of_gate)
+        if residual is not None:
+            found = _added(found, residual.astype(compute))
+        return present(found).astype(saved["x"].dtype)
+
+    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+        given, saved = self._split(arrays)
+        wanted = tuple([name for name, one in given.items() if one is None])
+        of_results = _without_zeros(_named(self.names, cotangents))
+        cts = {"dy": of_results.get("y"), "d_residual": of_results.get("residual")}
+        found = _gradients(self, wanted, _without_zeros(cts), saved)
+        return [*map(found.get, self.given), *[None] * len(saved)]
+
+
+def _pushed(tangent: Tangent, given: Named, saved: Named) -> Array:
+    """Return y's tangent; a tangent of x is that of the array that is normalised."""
+    call, dtype = tangent.call, _shaped(_specs_of_results(tangent.norm, tangent.call, False)["y"])
+    if not given:
+        return jnp.zeros_like(saved["x"], dtype[1])
+
+    def y_of(own: Named) -> Array:
+        return tangent.norm.formula(call, saved | own)
+
+    own = {name: saved[name] if name in saved else jnp.zeros_like(given[name]) for name in given}
+    return jax.jvp(y_of, (own,), (given,))[1].astype(dtype[1])
+
+
+def _gradients(tangent: Tangent, wanted: Names, cotangents: Named, saved: Named) -> Named:
+    """Return the gradients of the wanted operands, by their names."""
+    norm, call = tangent.norm, tangent.call
+    if {"x", "residual"}.isdisjoint(wanted) and not ("gate" in wanted and gates_branch(call.spec)):
+        cotangents = {name: one for name, one in cotangents.items() if name == "dy"}
+    if not cotangents:
+        return {}
+    if "dy" not in cotangents:  # of the results, only the stream was used
+        wanted = tuple([name for name in wanted if name in ("x", "residual", "gate")])
+        if not gates_branch(call.spec):
+            of_stream = cotangents["d_residual"]
+            return {n: of_stream.astype(_spec(call, n).dtype.name) for n in wanted if n != "gate"}
+    own = Gradients(norm, call, (*cotangents,), (*saved,), wanted)
+    return own.bind_named(cotangents, saved)
+
+
+@dataclass(frozen=True)
+class Gradients(_Linear):
+    """The gradients of the operands `wanted`; `given` are dy, d_residual or both."""
+
+    wanted: Names
+
+    @property
+    def names(self) -> Names:
+        return self.wanted
+
+    def results(self) -> Sequence[Shaped]:
+        return [_shaped(_spec(self.call, name)) for name in self.wanted]
+
+    def run_named(self, given: Named, saved: Named) -> Named:
+        needs = {"x" if name == "residual" else name for name in self.wanted}
+        if "dy" not in given:  # all that the norm reads is 0: 0 * inf would be NaN
+            zeros = {n: jnp.zeros_like(one) for n, one in saved.items() if n in _OF_NORM}
+            saved = saved | zeros | {"sums.sum_r_dr": zeros["rstd"]}
+            if "mean" in zeros:
+                saved["sums.sum_dr"] = zeros["mean"]
+            given = given | {"dy": zeros["x"]}
+        x_dtype = _spec(self.call, "x").dtype
+        found = self.norm.derive(self.call.spec, x_dtype, tuple(sorted(needs)), saved | given)
+        if "residual" in self.wanted:  # dresidual has the dtype of the new stream
+            residual = _spec(self.call, "residual").dtype.name
+            found["dresidual"] = present(found["dresidual"]).astype(residual)
+        return {name: found[f"d{name}"] for name in self.wanted}
+
+    def formula(self, given: Named, saved: Named) -> Named:
+        compute, call = saved["rstd"].dtype, self.call
+        dy, d_residual = (given.get(name) for name in ("dy", "d_residual"))
+        dx = None if d_residual is None else d_residual.astype(compute)
+        found: Named = {}
+        if dy is not None:
+            found = self._of_norm(dy.astype(compute), saved)
+            if "x" in found:
+                dx = _added(found["x"], dx)
+        found["residual"] = dx
+        if gates_branch(call.spec) and dx is not None:
+            found |= _of_branch(call.spec.gate_activation, dx, saved, "gate" in self.wanted)
+        elif dx is not None:
+            found["x"] = dx
+        dresidual = found["residual"]
+        if dresidual is not None:
+            found["residual"] = dresidual.astype(saved["x"].dtype)
+        return {name: found[name].astype(_spec(call, name).dtype.name) for name in self.wanted}
+
+    def _of_norm(self, dy: Array, saved: Named) -> Named:
+        """Return gradients without those that come through the stream and the gate of a branch."""
+        of_stream = ("x", "residual", *(["gate"] if gates_branch(self.call.spec) else []))
+        names = {"x" if name in of_stream else name for name in self.wanted}
+        wide = saved | {"x": saved["x"].astype(dy.dtype)}
+        own = {n: wide[n] if n in wide else _zeros(_spec(self.call, n), dy.dtype) for n in names}
+        found: Named = jax.vjp(lambda own: self.norm.formula(self.call, wide | own), own)[1](dy)[0]
+        return found
+
+    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+        given, saved = self._split(arrays)
+        pushed = _without_zeros(_named(self.wanted, cotangents))
+        own = Tangent(self.norm, self.call, (*pushed,), self.saved)
+        found = own.bind_named(pushed, saved)
+        of_given = {"dy": found["y"], "d_residual": found.get("residual")}
+        return [
+            *(of_given[name] if one is None else None for name, one in given.items()),
+            *[None] * len(saved),
+        ]
+
+
+# Of a backward's inputs, those that the norm reads.
+_OF_NORM = ("x", "weight", *STATISTICS)
+
+
+def _of_branch(activation: str, ds: Array, saved: Named, wants_gate: bool) -> Named:
+    """Return the gradients of a gated branch from that of the stream."""
+    act, gate = ACTIVATIONS[activation], saved["gate"]
+
+    def g(gate: Array) -> Array:
+        return jnp.broadcast_to(act(gate.astype(ds.dtype)), ds.shape)
+
+    factor, pull = jax.vjp(g, gate)
+    found: Named = {"x": ds * factor}
+    if wants_gate:
+        found["gate"] = pull(ds * saved["branch"].astype(ds.dtype))[0]
+    return found
+
+
+# --- arrays by name -------------------------------------------------------------------------------
+
+
+def _named(names: Names, arrays: Sequence[Any]) -> Named:
+    return dict(zip(names, arrays, strict=True))
+
+
+def _without_zeros(named: Named) -> Named:
+    return {name: one for name, one in named.items() if one is not None}
+
+
+def _perturbed(names: Names, tangents: OptionalArrays) -> Named:
+    return _without_zeros(_named(names, tangents))
+
+
+def _added(one: Array | None, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _spec(call: Call, name: str) -> Any:
+    return present(call.inputs[call.op.inputs.index(name)])
+
+
+def _shaped(spec: OptionalSpec) -> Shaped:
+    return present(spec).shape, jnp.dtype(present(spec).dtype.name)
+
+
+def _zeros(spec: Any, dtype: Any) -> Array:
+    return jnp.zeros(spec.shape, dtype)
