@@ -111,9 +111,7 @@ class Batched(Function):
 
     def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
         """Add the cotangents of examples that share an operand."""
-        mapped = jax.vmap(
-            self.function.transpose, (0, self._axes_of(arrays)), axis_size=self.size
-        )
+        mapped = jax.vmap(self.function.transpose, (0, self._axes_of(arrays)), axis_size=self.size)
         found = mapped([*cotangents], [*arrays])
         return [
             None if one is None else one.sum(0) if axis is None else jnp.moveaxis(one, 0, axis)

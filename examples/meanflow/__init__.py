@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""What the examples of mean flows share."""
