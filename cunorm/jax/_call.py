@@ -13,8 +13,9 @@ from cunorm._core.dtypes import DTYPES, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, OpSpec, Plan, SpecT, spec_from_json, spec_to_json
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
-from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, GROUP_JVP
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
+from cunorm._row_norm.jvp_plan import ROW_JVP, ROW_SECOND
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
@@ -25,15 +26,15 @@ OptionalArrays = Sequence[Array | None]
 Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _OF_SPLIT_ROWS = (ROW_MOMENTS, COMBINE_MOMENTS, ROW_GIVEN, ROW_SUMS, ROW_GIVEN_SUMS)
-_ALL = (ROW_FORWARD, ROW_BACKWARD, ROW_QUANTIZED, GROUP_FORWARD, GROUP_BACKWARD, *_OF_SPLIT_ROWS)
-_OPS = {op.name: op for op in _ALL}
+_OF_ROWS = (ROW_FORWARD, ROW_BACKWARD, ROW_JVP, ROW_SECOND, ROW_QUANTIZED, *_OF_SPLIT_ROWS)
+_OPS = {op.name: op for op in (*_OF_ROWS, GROUP_FORWARD, GROUP_BACKWARD, GROUP_JVP)}
 
 
 class Call(NamedTuple):
     """A call without its memory; equal calls do the same work."""
 
     op: OpDef[Any]
-    spec: OpSpec
+    spec: Any  # an OpSpec
     inputs: OptionalSpecs  # contiguous, like XLA's arrays; None if absent
 
     @classmethod
@@ -86,7 +87,7 @@ def replace_interned(spec: Any, **fields: object) -> Any:
     return replace(spec, **fields)
 
 
-def gates_branch(spec: OpSpec) -> bool:
+def gates_branch(spec: object) -> bool:
     """Return whether the call has a gate of the branch, the x that is added to the stream."""
     return isinstance(spec, RowNormSpec) and spec.gate_position == "branch"
 

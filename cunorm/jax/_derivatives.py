@@ -10,24 +10,45 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from cunorm._core.dtypes import DType
 from cunorm._core.memo import memoize
 from cunorm._core.operands import present
 from cunorm._core.tensor import OptionalSpec
-from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
+from cunorm.jax._call import Call, gates_branch, replace_interned
 from cunorm.jax._formulas import ACTIVATIONS, STATISTICS
 from cunorm.jax._primitive import Found, Function, Shaped
 
-if TYPE_CHECKING:
-    from cunorm.jax._norm import Norm
-
 Names = tuple[str, ...]
 Named = dict[str, Any]  # arrays by name; None is zero
+
+
+class Kernels(Protocol):
+    """The kernels of a norm, and its formula."""
+
+    corrects: bool  # whether the statistics of centred rows have a correction of the mean
+
+    def run(self, spec: Any, arrays: Sequence[Any], *, saves: bool) -> Named:
+        """Return y and the new stream, with `saves` also the statistics of rows."""
+
+    def derive(self, spec: Any, x_dtype: DType, needs: Names, given: Named) -> Named:
+        """Return the gradients of the operands in `needs`; `given` has the backward's inputs."""
+
+    def push(self, call: Call, given: Named, saved: Named) -> Array:
+        """Return y's tangent for those of x (the array that is normalised) and of others."""
+
+    def formula(self, call: Call, operands: Named) -> Array:
+        """Return y in the compute dtype."""
+
+    def needs_bias(self, spec: Any, wanted: Names) -> bool:
+        """Return whether derivatives by the wanted operands need the bias."""
+
+
 _RESULTS = ("y", "residual", *STATISTICS)  # residual is the new stream
 
 
@@ -35,7 +56,7 @@ _RESULTS = ("y", "residual", *STATISTICS)  # residual is the new stream
 class Forward(Function):
     """A norm as a function of its operands; `call` has no absent ones."""
 
-    norm: "Norm"
+    norm: Kernels
     call: Call
     saves: bool = False  # whether the statistics of rows are results
 
@@ -57,17 +78,17 @@ class Forward(Function):
         found = self.norm.run(self.call.spec, inputs, saves=self.saves)
         return [present(found[name]) for name in self.names]
 
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         own = replace(self, saves=True)
         operands, pushed = _named(self.operands, primals), _perturbed(self.operands, tangents)
         results = _named(own.names, own.bind(*primals))
-        saved = _saved(self.call, operands, results, (*pushed,))
+        saved = _saved(self.norm, self.call, operands, results, (*pushed,))
         found = Tangent(self.norm, self.call, (*pushed,), (*saved,)).bind_named(pushed, saved)
         return [results[name] for name in self.names], [*map(found.get, self.names)]
 
 
 @memoize()
-def _specs_of_results(norm: "Norm", call: Call, saves: bool) -> dict[str, Any]:
+def _specs_of_results(norm: Kernels, call: Call, saves: bool) -> dict[str, Any]:
     op, (_, spec, inputs) = call.op, call
     own = Call(op, replace_interned(spec, saves=saves), inputs)
     specs, shared = [*inputs, *op.no_outputs], dict(own.plan.shared)
@@ -81,13 +102,13 @@ def _specs_of_results(norm: "Norm", call: Call, saves: bool) -> dict[str, Any]:
     return {name: named[name] for name in _RESULTS if named.get(name) is not None}
 
 
-def _saved(call: Call, operands: Named, results: Named, wanted: Names) -> Named:
+def _saved(norm: Kernels, call: Call, operands: Named, results: Named, wanted: Names) -> Named:
     """Return the arrays that derivatives by the wanted operands need, by their names."""
     known = operands | {name: results[name] for name in STATISTICS if name in results}
     known.pop("residual", None)
     branch = known["x"]
     known["x"] = results.get("residual", branch)
-    if "gate" not in wanted or call.spec.gate_position != "post":
+    if "bias" not in wanted and not norm.needs_bias(call.spec, wanted):
         known.pop("bias", None)
     if "gate" in wanted and gates_branch(call.spec):
         known["branch"] = branch
@@ -101,7 +122,7 @@ def _saved(call: Call, operands: Named, results: Named, wanted: Names) -> Named:
 class _Linear(Function):
     """A function that is linear in the arrays with the names `given`."""
 
-    norm: "Norm"
+    norm: Kernels
     call: Call
     given: Names
     saved: Names
@@ -122,7 +143,7 @@ class _Linear(Function):
     def bind_named(self, given: Named, saved: Named) -> Named:
         return _named(self.names, self.bind(*given.values(), *saved.values()))
 
-    def _split(self, arrays: OptionalArrays) -> tuple[Named, Named]:
+    def _split(self, arrays: Sequence[Any]) -> tuple[Named, Named]:
         count = len(self.given)
         return _named(self.given, arrays[:count]), _named(self.saved, arrays[count:])
 
@@ -130,7 +151,7 @@ class _Linear(Function):
         found = self.run_named(*self._split(arrays))
         return [found[name] for name in self.names]
 
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         given, saved = self._split(primals)
         of_given, of_saved = (_without_zeros(one) for one in self._split(tangents))
         found: Named = {}
@@ -170,16 +191,18 @@ class Tangent(_Linear):
         return [_shaped(specs[name]) for name in self.names]
 
     def run_named(self, given: Named, saved: Named) -> Named:
-        return self.formula(given, saved)
+        return self._derived(self.norm.push, given, saved)
 
     def formula(self, given: Named, saved: Named) -> Named:
+        return self._derived(partial(push_by_formula, self.norm), given, saved)
+
+    def _derived(self, push: Any, given: Named, saved: Named) -> Named:
         stream = self._of_stream(given, saved)
-        own = {name: given[name] for name in ("weight", "bias", "gate") if name in given}
-        if gates_branch(self.call.spec):
-            own.pop("gate", None)
+        names = ("weight", "bias") if gates_branch(self.call.spec) else ("weight", "bias", "gate")
+        own = {name: given[name] for name in names if name in given}
         if stream is not None:
             own["x"] = stream
-        y = _pushed(self, own, saved)
+        y = push(self.call, own, saved).astype(self.results()[0][1])
         return {"y": y} | ({"residual": stream} if self._has_stream() else {})
 
     def _of_stream(self, given: Named, saved: Named) -> Array | None:
@@ -198,7 +221,7 @@ class Tangent(_Linear):
             found = _added(found, residual.astype(compute))
         return present(found).astype(saved["x"].dtype)
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         given, saved = self._split(arrays)
         wanted = tuple([name for name, one in given.items() if one is None])
         of_results = _without_zeros(_named(self.names, cotangents))
@@ -207,17 +230,12 @@ class Tangent(_Linear):
         return [*map(found.get, self.given), *[None] * len(saved)]
 
 
-def _pushed(tangent: Tangent, given: Named, saved: Named) -> Array:
-    """Return y's tangent; a tangent of x is that of the array that is normalised."""
-    call, dtype = tangent.call, _shaped(_specs_of_results(tangent.norm, tangent.call, False)["y"])
-    if not given:
-        return jnp.zeros_like(saved["x"], dtype[1])
-
-    def y_of(own: Named) -> Array:
-        return tangent.norm.formula(call, saved | own)
-
+def push_by_formula(norm: Kernels, call: Call, given: Named, saved: Named) -> Array:
+    """Do the work of `Kernels.push` by the formula."""
     own = {name: saved[name] if name in saved else jnp.zeros_like(given[name]) for name in given}
-    return jax.jvp(y_of, (own,), (given,))[1].astype(dtype[1])
+    y_of = partial(norm.formula, call)
+    tangent: Array = jax.jvp(lambda own: y_of(saved | own), (own,), (given,))[1]
+    return tangent
 
 
 def _gradients(tangent: Tangent, wanted: Names, cotangents: Named, saved: Named) -> Named:
@@ -292,7 +310,7 @@ class Gradients(_Linear):
         found: Named = jax.vjp(lambda own: self.norm.formula(self.call, wide | own), own)[1](dy)[0]
         return found
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         given, saved = self._split(arrays)
         pushed = _without_zeros(_named(self.wanted, cotangents))
         own = Tangent(self.norm, self.call, (*pushed,), self.saved)
@@ -333,7 +351,7 @@ def _without_zeros(named: Named) -> Named:
     return {name: one for name, one in named.items() if one is not None}
 
 
-def _perturbed(names: Names, tangents: OptionalArrays) -> Named:
+def _perturbed(names: Names, tangents: Sequence[Any]) -> Named:
     return _without_zeros(_named(names, tangents))
 
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cunorm._core.dtypes import dtype_of
-from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
+from cunorm._core.dtypes import DType, dtype_of
+from cunorm._core.operands import present
+from cunorm.jax._call import Call, gates_branch, replace_interned
 from cunorm.jax._primitive import Found, Function, Shaped
-
-if TYPE_CHECKING:
-    from cunorm.jax._norm import Norm
 
 STATISTICS = ("mean", "correction", "rstd")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -31,7 +29,23 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def row_formula(norm: Norm, call: Call, operands: dict[str, Any]) -> Array:
+class Rows(Protocol):
+    """The kernels of normalised rows, and what formulas must know of rows."""
+
+    def derive(self, spec: Any, x_dtype: DType, needs: tuple[str, ...], given: Any) -> Any:
+        """Return the gradients of the operands in `needs`; `given` has the backward's inputs."""
+
+    def second(self, spec: Any, arrays: Sequence[Array], statistics: dict[str, Any]) -> Array:
+        """Return `second_by_formula` of the three arrays; the statistics are those of the last."""
+
+    def mean(self, rows: Array) -> Array:
+        """Return the mean of each row, which is the last axis."""
+
+    def width(self, spec: Any, x: Array) -> int:
+        """Return the number of elements of a row of x."""
+
+
+def row_formula(norm: Any, call: Call, operands: dict[str, Any]) -> Array:
     """Return y of `cunorm.normalize` in the compute dtype; x is the array that is normalised."""
     spec, compute = call.spec, operands["rstd"].dtype
     p = operands["x"].astype(compute)
@@ -43,7 +57,7 @@ def row_formula(norm: Norm, call: Call, operands: dict[str, Any]) -> Array:
     statistics = {name: operands[name] for name in STATISTICS if name in operands}
     r = _rows(norm, _plain(spec), (*statistics,), p, *statistics.values())
     n = r if spec.c is None else r * spec.k(norm.width(spec, p))
-    x_dtype = call.inputs[0].dtype.name
+    x_dtype = present(call.inputs[0]).dtype.name
     if spec.round_before_weight and x_dtype != compute.name:
         n = _rounded(x_dtype, n)
     n = n if weight is None else n * (weight + spec.weight_offset)
@@ -51,7 +65,7 @@ def row_formula(norm: Norm, call: Call, operands: dict[str, Any]) -> Array:
     return n * g if g is not None and spec.gate_position == "post" else n
 
 
-def group_formula(norm: Norm, call: Call, operands: dict[str, Any]) -> Array:
+def group_formula(norm: Any, call: Call, operands: dict[str, Any]) -> Array:
     """Return y of `cunorm.group_norm` in the compute dtype."""
     spec, compute = call.spec, operands["rstd"].dtype
     x = jnp.moveaxis(operands["x"].astype(compute), spec.channel_axis, 1)
@@ -84,13 +98,18 @@ def _(dtype: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 def _plain(spec: Any) -> Any:
     """Return the spec of a norm without weight, gate and k."""
-    options = {"gate_activation": "silu", "gate_position": "post", "streams": None, "saves": False}
+    options: dict[str, Any] = {
+        "gate_activation": "silu",
+        "gate_position": "post",
+        "streams": None,
+        "saves": False,
+    }
     options |= {"weight_offset": 0.0, "round_before_weight": False, "c": None}
     return replace_interned(spec, **options, dtype=None, residual_dtype=None)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _rows(norm: Norm, spec: Any, names: tuple[str, ...], p: Array, *statistics: Array) -> Array:
+def _rows(norm: Rows, spec: Any, names: tuple[str, ...], p: Array, *statistics: Array) -> Array:
     """Return rows of p, normalised with statistics of p, which have the names."""
     shape = (*p.shape[: spec.axis], spec.groups, -1)
     given = {n: one.reshape(*shape[:-1], 1) for n, one in zip(names, statistics, strict=True)}
@@ -102,7 +121,7 @@ def _rows(norm: Norm, spec: Any, names: tuple[str, ...], p: Array, *statistics: 
 
 
 @_rows.defjvp
-def _(norm: Norm, spec: Any, names: tuple[str, ...], primals: Any, tangents: Any) -> Any:
+def _(norm: Rows, spec: Any, names: tuple[str, ...], primals: Any, tangents: Any) -> Any:
     own = Projection(norm, spec, names, primals[0].shape, primals[0].dtype)
     return _rows(norm, spec, names, *primals), own.bind(tangents[0], *primals)[0]
 
@@ -111,7 +130,7 @@ def _(norm: Norm, spec: Any, names: tuple[str, ...], primals: Any, tangents: Any
 class _OfRows(Function):
     """A function of arrays like x, all in the compute dtype, and of statistics of the last one."""
 
-    norm: Norm
+    norm: Rows
     spec: Any
     statistics: tuple[str, ...]
     shape: tuple[int, ...]
@@ -132,7 +151,7 @@ class Projection(_OfRows):
         x = dtype_of(self.spec.function, "x", self.dtype)
         return [self.norm.derive(self.spec, x, ("x",), given)["dx"]]
 
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         v, *rows = primals
         of_v, of_p, *_ = tangents
         found = None if of_v is None else self.bind(of_v, *rows)[0]
@@ -142,7 +161,7 @@ class Projection(_OfRows):
             found = own if found is None else found + own
         return self.bind(*primals), [found]
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         return [*self.bind(*cotangents, *arrays[1:]), *[None] * (len(arrays) - 1)]
 
 
@@ -153,9 +172,10 @@ class _Second(_OfRows):
     """
 
     def run(self, *arrays: Array) -> Sequence[Array]:
-        return [_second(self.norm, self.spec, *arrays[:3])]
+        statistics = dict(zip(self.statistics, arrays[3:], strict=True))
+        return [self.norm.second(self.spec, arrays[:3], statistics)]
 
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         a, b, *rows = primals
         of_a, of_b, of_p, *_ = tangents
         found = []
@@ -164,11 +184,11 @@ class _Second(_OfRows):
         if of_b is not None:
             found += self.bind(of_b, a, *rows)
         if of_p is not None:
-            own = partial(_second, self.norm, self.spec, a, b)
+            own = partial(second_by_formula, self.norm, self.spec, a, b)
             found.append(jax.jvp(own, (rows[0],), (of_p,))[1])
         return self.bind(*primals), [sum(found[1:], found[0]) if found else None]
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         a, b, *rows = arrays
         found = self.bind(*cotangents, a if b is None else b, *rows)[0]
         of_ab = [found, None] if a is None else [None, found]
@@ -176,7 +196,7 @@ class _Second(_OfRows):
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _second(norm: Norm, spec: Any, *arrays: Array) -> Array:
+def second_by_formula(norm: Rows, spec: Any, *arrays: Array) -> Array:
     shape = (*arrays[0].shape[: spec.axis], spec.groups, -1)
     a, b, q = (one.reshape(shape) for one in arrays)
     if spec.center:

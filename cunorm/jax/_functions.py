@@ -13,8 +13,8 @@ from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars
 from cunorm._row_norm.kernels import forward_inputs
 from cunorm._row_norm.spec import forward_scalars, l2_scalars
-from cunorm.jax._split import AxisName, row_norm
 from cunorm.jax._norm import ArrayLike, GroupNorm
+from cunorm.jax._split import AxisName, row_norm
 from cunorm.results import AddNorm
 
 _GROUP = GroupNorm(GROUP_FORWARD, GROUP_BACKWARD)

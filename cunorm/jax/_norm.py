@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A norm, its kernels in both directions, and its calls on arrays that JAX may trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -14,14 +14,20 @@ from jax.core import Tracer
 
 from cunorm._core.dtypes import DType
 from cunorm._core.memo import memoize
+from cunorm._core.operands import present
 from cunorm._core.plan import OpDef, OpSpec, SpecT, backward_spec
 from cunorm._core.tensor import HostArray
 from cunorm._core.validate import array_hint, describe_type, shown
 from cunorm._dispatch import parse
+from cunorm._group_norm.plan import GROUP_JVP
+from cunorm._group_norm.spec import jvp_spec as group_jvp_spec
+from cunorm._row_norm.jvp_plan import ROW_JVP, ROW_SECOND
+from cunorm._row_norm.jvp_spec import jvp_spec as row_jvp_spec
+from cunorm._row_norm.jvp_spec import second_spec
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call, OptionalArrays, replace_interned
-from cunorm.jax._derivatives import Forward
-from cunorm.jax._formulas import group_formula, row_formula
+from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
+from cunorm.jax._derivatives import Forward, Named, push_by_formula
+from cunorm.jax._formulas import group_formula, row_formula, second_by_formula
 
 
 class SupportsJaxArray(Protocol):
@@ -61,19 +67,65 @@ class Norm:
         of_backward = backward_spec(self.backward, spec, x_dtype, needs)
         return _ffi.run(self.backward, of_backward, [*map(given.get, self.backward.inputs)])
 
-    # What formulas of rows need.
+    def push(self, call: Call, given: Named, saved: Named) -> Array:
+        """Return y's tangent for those of x (the array that is normalised) and of others."""
+        return push_by_formula(self, call, given, saved)
+
+    def needs_bias(self, spec: Any, wanted: tuple[str, ...]) -> bool:
+        """Return whether derivatives by the wanted operands need the bias."""
+        return "gate" in wanted and spec.gate_position == "post"
+
+    def second(self, spec: Any, arrays: Sequence[Array], statistics: Named) -> Array:
+        """Return the derivative of a backward's dx without weight, for arrays dy, x_tangent, x."""
+        return second_by_formula(self, spec, *arrays)
 
     def mean(self, rows: Array) -> Array:
+        """Return the mean of each row, which is the last axis."""
         return rows.mean(-1, keepdims=True)
 
     def width(self, spec: Any, x: Array) -> int:
-        """Return the number of elements that have a statistic."""
+        """Return the number of elements of a row of x."""
         return prod(x.shape[spec.axis :]) // spec.groups
+
+
+@dataclass(frozen=True, eq=False)
+class RowNorm(Norm):
+    """A norm of rows that are whole."""
+
+    def push(self, call: Call, given: Named, saved: Named) -> Array:
+        own = row_jvp_spec(call.spec, _y_dtype(call), present(call.inputs[0]).dtype)
+        saved = saved | {"gate": None} if gates_branch(call.spec) else saved
+        return _pushed(ROW_JVP, own, given, saved)
+
+    def second(self, spec: Any, arrays: Sequence[Array], statistics: Named) -> Array:
+        given = statistics | dict(zip(("dy", "x_tangent", "x"), arrays, strict=True))
+        return _only_result(ROW_SECOND, second_spec(spec), given)
 
 
 @dataclass(frozen=True, eq=False)
 class GroupNorm(Norm):
     formula = group_formula
+
+    def push(self, call: Call, given: Named, saved: Named) -> Array:
+        given = {"x": jnp.zeros_like(saved["x"])} | given  # the kernel needs x's tangent
+        return _pushed(GROUP_JVP, group_jvp_spec(call.spec, _y_dtype(call)), given, saved)
+
+    def needs_bias(self, spec: Any, wanted: tuple[str, ...]) -> bool:
+        return spec.activation != "identity"
+
+
+def _pushed(op: OpDef[Any], spec: Any, given: Named, saved: Named) -> Array:
+    tangents = {f"{name}_tangent": one for name, one in given.items()}
+    return _only_result(op, spec, saved | tangents)
+
+
+def _only_result(op: OpDef[Any], spec: Any, given: Named) -> Array:
+    (found,) = _ffi.run(op, spec, [*map(given.get, op.inputs)]).values()
+    return present(found)
+
+
+def _y_dtype(call: Call) -> DType:
+    return present(dict(call.plan.outputs)[call.op.first_output]).dtype
 
 
 def checked(

@@ -13,7 +13,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from cunorm.jax import _ffi
-from cunorm.jax._call import OptionalArrays
 
 Shaped = tuple[tuple[int, ...], Any]  # the shape and the dtype of a result
 Found = list[Array | None]  # None is zero
@@ -31,10 +30,10 @@ class Function(ABC):
         """Return the results; they have no derivatives."""
 
     @abstractmethod
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         """Return the results and their tangents; a tangent that is None is zero."""
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         """Return the cotangents of the arrays that are None, of which the results are linear."""
         raise NotImplementedError
 
@@ -106,10 +105,10 @@ class Batched(Function):
     def run(self, *arrays: Array) -> Sequence[Array]:
         return self._mapped(lambda own: [*self.function.run(*own)], arrays)  # type: ignore[no-any-return]
 
-    def jvp(self, primals: Sequence[Array], tangents: OptionalArrays) -> tuple[list[Array], Found]:
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         return self._mapped(self.function.jvp, primals, tangents)  # type: ignore[no-any-return]
 
-    def transpose(self, cotangents: OptionalArrays, arrays: OptionalArrays) -> Found:
+    def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         """Add the cotangents of examples that share an operand."""
         mapped = jax.vmap(self.function.transpose, (0, self._axes_of(arrays)), axis_size=self.size)
         found = mapped([*cotangents], [*arrays])
@@ -118,10 +117,10 @@ class Batched(Function):
             for one, axis in zip(found, self.axes, strict=True)
         ]
 
-    def _mapped(self, function: Any, *of_operands: OptionalArrays) -> Any:
+    def _mapped(self, function: Any, *of_operands: Sequence[Any]) -> Any:
         axes = tuple(map(self._axes_of, of_operands))
         return jax.vmap(function, axes, axis_size=self.size)(*map(list, of_operands))
 
-    def _axes_of(self, arrays: OptionalArrays) -> list[int | None]:
+    def _axes_of(self, arrays: Sequence[Any]) -> list[int | None]:
         pairs = zip(arrays, self.axes, strict=True)
         return [None if array is None else axis for array, axis in pairs]

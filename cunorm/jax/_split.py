@@ -33,11 +33,11 @@ from cunorm._row_norm.split_spec import (
 )
 from cunorm.jax import _ffi
 from cunorm.jax._call import OptionalArrays
-from cunorm.jax._norm import Inputs, Norm, Outputs, Results, checked, run_traced
+from cunorm.jax._norm import Inputs, Norm, Outputs, Results, RowNorm, checked, run_traced
 
 AxisName: TypeAlias = str | tuple[str, ...]
 
-_WHOLE = Norm(ROW_FORWARD, ROW_BACKWARD)
+_WHOLE = RowNorm(ROW_FORWARD, ROW_BACKWARD)
 
 
 def row_norm(axis_name: AxisName | None) -> Norm:
