@@ -59,6 +59,10 @@ def has_dual_level() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
+# Sets whether operations propagate forward-mode tangents, also those of outer transforms.
+set_tangents: Callable[[bool], Any] = _private("autograd.forward_ad._set_fwd_grad_enabled")
+
+
 def has_mode(key: object) -> bool:
     return _mode(key) is not None
 

@@ -24,7 +24,8 @@ from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form, no_tangents
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
-from cunorm.torch._library import OPERATORS, forward_text, present
+from cunorm.torch._derivatives import FUNCTIONS, forward_text
+from cunorm.torch._library import present
 from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
@@ -55,10 +56,8 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
             raise
         mode = DispatchMode.OPERATOR
         check_tensors(scalars[0], pair.forward.inputs, arrays)
-    operators = OPERATORS[pair.name]
-    if mode is DispatchMode.OPERATOR:
-        refuse_tangents(scalars[0], pair.forward.inputs, arrays)
-    run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
+    functions = FUNCTIONS[pair.name]
+    run = functions.forward if mode is DispatchMode.OPERATOR else functions.norm
     return present(run(*arrays, forward_text(pair.name, *map(specialized, scalars))))
 
 
@@ -68,6 +67,9 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         return DispatchMode.OPERATOR
     if is_transforming():
         return _transformed_mode(function)
+    if has_dual_level() and has_tangent(arrays):
+        check_tensors(function, names, arrays)
+        return DispatchMode.TRANSFORMED
     requires_grad = False
     for array in arrays:
         if array is None:
@@ -80,8 +82,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> Dispa
         check_tensors(function, names, arrays)
     if count_modes() or is_tracing():  # a mode such as FakeTensorMode must see the call
         return DispatchMode.OPERATOR
-    # At a dual level, tensors may have tangents: the Function raises an error for them.
-    is_recorded = has_dual_level() or (requires_grad and _is_grad_enabled())
+    is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
@@ -114,6 +115,12 @@ def check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
             got = describe_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
+
+
+def has_tangent(arrays: Tensors) -> bool:
+    """Return whether a tensor has a forward-mode tangent."""
+    tensors = [one for one in arrays if isinstance(one, Tensor)]
+    return any(forward_ad.unpack_dual(one).tangent is not None for one in tensors)
 
 
 def refuse_tangents(function: str, names: Sequence[str], arrays: Tensors) -> None:
@@ -159,7 +166,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, dy: Operand, dresidual_out: Operand) -> tuple[Operand, ...]:
         pair = ctx.pair
-        run = None if _is_grad_enabled() else partial(_run_backward, pair)
+        run = partial(_run_backward, pair, ctx.spec)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, dresidual_out, run))
 
 
@@ -167,12 +174,16 @@ class _Norm(torch.autograd.Function):
 _apply: Callable[..., Sequence[Operand]] = untransformed_apply(_Norm)
 
 
-def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
+def _run_backward(
+    pair: OpPair, forward: ForwardSpec, spec: BackwardSpec, arrays: Tensors
+) -> Tensors:
     """Run a backward by the kernels or, if torch must see the call, by an operator."""
     dy, second = arrays[:2]  # in row norms, `second` is the stream's gradient
     assert dy is not None
     if not (
-        _is_compiling()  # compiled autograd is at work
+        _is_grad_enabled()  # the gradients may be differentiated
+        or has_dual_level()
+        or _is_compiling()  # compiled autograd is at work
         or is_transforming()
         or count_modes()
         or is_legacy_batch(dy)  # a vectorised Jacobian has such tensors
@@ -183,5 +194,4 @@ def _run_backward(pair: OpPair, spec: BackwardSpec, arrays: Tensors) -> Tensors:
         except (TypeError, ValueError):
             if not any(map(needs_operator, arrays)):
                 raise
-    operators = OPERATORS[pair.name]
-    return operators.run_backward(operators.backward, spec, arrays)
+    return FUNCTIONS[pair.name].run(forward)(spec, arrays)

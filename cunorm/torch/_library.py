@@ -5,6 +5,7 @@ An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns non
 absent output is an empty tensor of bools.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
-from cunorm._arrays._torch_private import assume_constant, is_transforming
+from cunorm._arrays._torch_private import assume_constant
 from cunorm._arrays.torch import PLAIN_TYPES, torch_dtype
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
@@ -25,15 +26,15 @@ from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import dispatch_spec, parse
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.spec import RowNormSpec
-from cunorm.torch._pair import GROUP, ROW, BackwardSpec, Context, Operand, OpPair, Tensors, saving
+from cunorm.torch._pair import Operand, Tensors
 from cunorm.torch._tensors import unwrapped
 from cunorm.torch._vmap import RowBatch, SampleBatch
 
 Run = Callable[..., tuple[Tensor, ...]]
-Batched = tuple[tuple[Tensor, ...], tuple[int, ...]]  # outputs, and their batch axes
+Batched = tuple[Any, Any]  # outputs, and their batch axes
 
-_to_text = memoize()(spec_to_json)
-_from_text = memoize()(spec_from_json)
+to_text = memoize()(spec_to_json)
+from_text = memoize()(spec_from_json)
 
 
 class Operator:
@@ -54,10 +55,16 @@ class Operator:
         self.call.register_fake(partial(self._call, self._fake_outputs))
         self.call.register_vmap(self._batch)
 
-    def _call(self, function: Callable[..., Tensors], *arguments: Any) -> tuple[Tensor, ...]:
+    def run(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """Call the operator and return its outputs as a tuple."""
+        found: Any = self.call(*arguments)
+        return found if isinstance(found, tuple) else (found,)
+
+    def _call(self, function: Callable[..., Tensors], *arguments: Any) -> Any:
         *arrays, text = arguments
-        x, found = arrays[self.op.x], function(_from_text(self.op.spec_type, text), arrays)
-        return tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
+        x, found = arrays[self.op.x], function(from_text(self.op.spec_type, text), arrays)
+        outputs = tuple(x.new_empty(0, dtype=torch.bool) if y is None else y for y in found)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
         """Return outputs, the first with the strides that `_fake_outputs` gives it.
@@ -91,7 +98,7 @@ class Operator:
         if any(type(array) in PLAIN_TYPES and array.is_meta for array in given):
             op.plan(spec, (*specs.values(), *op.no_outputs))
         if self._is_rows:
-            spec.check_options(operands)
+            spec.check_options(defaultdict(type(None), specs))
         results = dict.fromkeys(slot.name for slot in op.result_slots)
         x, dtypes = operands["x"], spec.result_dtypes({**results, **dtypes_of(specs)})
 
@@ -115,16 +122,22 @@ class Operator:
         Group norms whose sums are wanted run one by one, unless each sample has its parameters.
         """
         *arrays, text = arguments
-        spec, dims = _from_text(self.op.spec_type, text), dims[: len(arrays)]
+        spec, dims = from_text(self.op.spec_type, text), dims[: len(arrays)]
         kind = RowBatch if self._is_rows else SampleBatch
         batch = kind(self.op, spec, info.batch_size, dims, arrays)
         if batch.is_one_call():
             with suppress(ValueError):  # `_items` raises the error of an item
-                outputs = self.call(*batch.inputs(), _merged_text(self.op.spec_type, text))
-                return batch.outputs(outputs), (0,) * len(outputs)
-        return self._items(info.batch_size, dims, arrays, text)
+                outputs = self.run(*batch.inputs(), _merged_text(self.op.spec_type, text))
+                return self._along_0(batch.outputs(outputs))
+        return self._along_0(self._items(info.batch_size, dims, arrays, text))
 
-    def _items(self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str) -> Batched:
+    def _along_0(self, outputs: tuple[Tensor, ...]) -> Batched:
+        """Return outputs with the axis of the batch; an operator of one output has no tuple."""
+        return (outputs, (0,) * len(outputs)) if len(outputs) > 1 else (outputs[0], 0)
+
+    def _items(
+        self, batch: int, dims: Sequence[int | None], arrays: Tensors, text: str
+    ) -> tuple[Tensor, ...]:
         """Call the operator for each item of a batch; for an empty batch, call it once on zeros."""
 
         def item(array: Any, dim: int | None, index: int) -> Operand:
@@ -134,11 +147,10 @@ class Operator:
             return array.select(dim, index) if batch else array.new_zeros(shape)
 
         calls = [
-            self.call(*(item(*one, index) for one in zip(arrays, dims, strict=True)), text)
+            self.run(*(item(*one, index) for one in zip(arrays, dims, strict=True)), text)
             for index in range(max(batch, 1))
         ]
-        outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
-        return outputs, (0,) * len(outputs)
+        return tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
 
 
 def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
@@ -152,7 +164,7 @@ def _spec_of(function: str, name: str, array: Operand) -> TensorSpec | None:
 @memoize()
 def _merged_text(spec_type: type, text: str) -> str:
     """Return the spec of a merged call as text; in row norms, the batch is a new first axis."""
-    spec = _from_text(spec_type, text)
+    spec = from_text(spec_type, text)
     axis = getattr(spec, "axis", -1)
     return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
 
@@ -162,84 +174,10 @@ def present(outputs: Sequence[Tensor]) -> list[Operand]:
     return [None if output.dtype == torch.bool else output for output in outputs]
 
 
-class Operators:
-    """The operators of a pair; `transformed` is the forward for torch.func."""
-
-    def __init__(self, pair: OpPair) -> None:
-        self.pair = pair
-        self.forward = Operator(f"{pair.name}_forward", pair.forward).call
-        self.backward = Operator(f"{pair.name}_backward", pair.backward).call
-        self.forward.register_autograd(self._eager_gradients, setup_context=self._save)
-        backward = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
-        gradients = partial(self._gradients, backward)
-        self.transformed = _transformable(self.forward, self._save, gradients)
-
-    def run_backward(self, operator: Run, spec: BackwardSpec, arrays: Tensors) -> list[Operand]:
-        outputs = present(operator(*arrays, _to_text(spec)))
-        if self.pair.is_rows and outputs[-1] is None:
-            outputs[-1] = outputs[0]  # dx is also dresidual
-        return outputs
-
-    def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        *arrays, text = inputs
-        pair, wanted = self.pair, ctx.needs_input_grad[:-1]
-        spec = _from_text(pair.forward.spec_type, text)
-        has_two = pair.is_rows and pair.has_stream_gradient(spec, wanted)
-        ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
-        pair.save(ctx, spec, wanted, arrays, present(output))
-
-    def _gradients(
-        self, operator: Run | None, ctx: Context, dy: Operand, *others: Operand
-    ) -> Tensors:
-        wanted = tuple(ctx.needs_input_grad[:-1])
-        dresidual_out = others[0] if self.pair.is_rows else None
-        run = operator and partial(self.run_backward, operator)
-        return (*self.pair.gradients(ctx, wanted, dy, dresidual_out, run), None)
-
-    def _eager_gradients(self, ctx: Context, *gradients: Operand) -> Tensors:
-        """Return gradients, by `OpPair.formula` if autograd records them outside torch.func."""
-        is_recorded = torch.is_grad_enabled() and not is_transforming()
-        return self._gradients(None if is_recorded else self.backward, ctx, *gradients)
-
-
-def _transformable(
-    operator: Run, save: Callable[..., None], gradients: Callable[..., Tensors]
-) -> Run:
-    """Return an operator as a Function that torch.func transforms.
-
-    `register_autograd` makes a Function whose forward takes ctx; torch.func refuses such Functions.
-    """
-
-    class Transformed(torch.autograd.Function):
-        generate_vmap_rule = True  # uses the vmap rules of the operators
-        setup_context = staticmethod(save)
-        backward = staticmethod(gradients)
-
-        @staticmethod
-        def forward(*arguments: Any) -> tuple[Tensor, ...]:
-            return operator(*arguments)
-
-    return Transformed.apply
-
-
-def _refuse(*_: object) -> Tensors:
-    raise RuntimeError(
-        "cunorm.torch has no second derivatives under torch.func, only through "
-        "torch.autograd.grad(..., create_graph=True)"
-    )
-
-
 QUANTIZED = Operator(ROW_QUANTIZED.name, ROW_QUANTIZED).call
-OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
-
-
-@assume_constant
-def forward_text(name: str, *params: object) -> str:
-    """Return the spec, as text, of a forward that also returns statistics."""
-    return _to_text(saving(parse(OPERATORS[name].pair.forward, params)))
 
 
 @assume_constant
 def quantized_text(*params: object) -> str:
     """Return the spec, as text, of a row norm with a quantised result."""
-    return _to_text(parse(ROW_QUANTIZED, params))
+    return to_text(parse(ROW_QUANTIZED, params))
