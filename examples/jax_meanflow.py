@@ -28,13 +28,10 @@ import numpy as np
 from devices import jax_device
 from jax import Array
 from jax_adam import Parameters, State
-from meanflow.report import COMPARED, QUICK, batch, command_line, report
+from meanflow.report import COMPARED, QUICK, batch, command_line, report, weights
 from options import parse
 
 import cunorm.jax
-
-
-FREQ = (0, 1)
 
 
 def drawn(width: int, blocks: int, seed: int) -> dict[str, np.ndarray]:
@@ -52,7 +49,7 @@ def drawn(width: int, blocks: int, seed: int) -> dict[str, np.ndarray]:
 def model(of: Parameters, z: Array, r: Array, t: Array) -> Array:
     """Return u; z and it have the shape (batch, 2), r and t (batch,)."""
     width = of["times"].shape[0]
-    frequencies = jnp.logspace(*FREQ, width // 4)
+    frequencies = jnp.logspace(-0.5, 0.5, width // 4)
     waves = jnp.concatenate([t[:, None] * frequencies, (t - r)[:, None] * frequencies], axis=-1)
     waves = jnp.concatenate([jnp.sin(waves), jnp.cos(waves)], axis=-1)
     to = jax.nn.silu(waves @ of["times"])
@@ -84,7 +81,8 @@ def loss(of: Parameters, data: Array, noise: Array, times: Array) -> Array:
     tangents = (v, jnp.zeros_like(r), jnp.ones_like(t))
     u, change = jax.jvp(partial(model, of), (z, r, t), tangents)
     target = jax.lax.stop_gradient(v - (t - r)[:, None] * change)
-    return ((u - target) ** 2).sum(-1).mean()
+    square = ((u - target) ** 2).sum(-1)
+    return (square * jax.lax.stop_gradient(weights(square))).mean()
 
 
 @partial(jax.jit, static_argnames=("peak", "steps"))

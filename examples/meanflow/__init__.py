@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What the examples of mean flows share."""
+"""The data of the examples of mean flows, and their report."""
