@@ -97,7 +97,7 @@ def step(
 
 def main(argv: list[str] | None = None) -> int:
     """Train, draw new points, and compare them with data; return the exit status."""
-    parser = command_line(__doc__.partition("\n")[0])
+    parser = command_line(__doc__.partition("\n")[0], steps=1500)
     options = parse(parser, argv, picture="jax_meanflow.png", quick=QUICK)
     if options.width % 4:
         parser.error(f"--width is {options.width}, expected a multiple of 4")

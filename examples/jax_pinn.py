@@ -107,12 +107,14 @@ def draw(found: Array, right: Array, losses: Array) -> Figure:
     """Draw u at some times, and the loss."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     solution, training = figure.subplots(1, 2)
-    for time_step in (0, 5, 15, 50):
-        label = f"t = {time_step / 50:.1f}"
-        solution.plot(np.linspace(0, 1, 101), right[time_step], color=OTHER, lw=4, alpha=0.4)
-        solution.plot(np.linspace(0, 1, 101), found[time_step], color=CUNORM, lw=1)
-        solution.annotate(label, (0.5, float(right[time_step, 50])), ha="center", va="bottom")
-    solution.set(title="u: exact (wide) and by the network", xlabel="x", ylim=(0, None))
+    x = np.linspace(0, 1, right.shape[1])
+    for number in (0, 5, 15, 50):
+        solution.plot(x, right[number], color=OTHER, lw=4, alpha=0.4)
+        solution.plot(x, found[number], color=CUNORM, lw=1)
+        highest = int(right[number].argmax())
+        place = (x[highest], float(right[number, highest]) + 0.02)
+        solution.annotate(f"t = {number / 50:.1f}", place, ha="center")
+    solution.set(title="u: exact (wide) and by the network", xlabel="x", ylim=(0, 1.4))
     training.semilogy(losses, color=CUNORM)
     training.set(title="mean square of the residual", xlabel="step")
     for axes in (solution, training):

@@ -127,7 +127,7 @@ def new_points(model: Model, noise: Points, device: str) -> Points:
 
 def main(argv: list[str] | None = None) -> int:
     """Train, draw new points, and compare them with data; return the exit status."""
-    parser = command_line(__doc__.partition("\n")[0])
+    parser = command_line(__doc__.partition("\n")[0], steps=600)
     options = parse(parser, argv, picture="torch_meanflow.png", quick=QUICK)
     if options.width % 4:
         parser.error(f"--width is {options.width}, expected a multiple of 4")

@@ -16,17 +16,17 @@ Points = NDArray[np.float32]  # of shape (number of points, 2)
 
 CLUSTERS, RADIUS, SPREAD = 8, 2.0, 0.1
 COMPARED = 4096  # points of each set
-ENOUGH = 1 / 3  # of the distance between noise and data
-QUICK = {"steps": 400}
+ENOUGH = 0.4  # of the distance between noise and data
+QUICK = {"steps": 250, "batch": 256}
 
 
-def command_line(description: str) -> argparse.ArgumentParser:
+def command_line(description: str, steps: int) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--steps", type=size, default=2000)
+    parser.add_argument("--steps", type=size, default=steps)
     parser.add_argument("--width", type=size, default=32)
     parser.add_argument("--blocks", type=size, default=1)
-    parser.add_argument("--batch", type=size, default=256, help="points of a step")
+    parser.add_argument("--batch", type=size, default=512, help="points of a step")
     parser.add_argument("--rate", type=rate, default=1e-2, help="largest learning rate")
     parser.add_argument("--seed", type=seed, default=0)
     return parser
@@ -93,7 +93,7 @@ def draw(points: Points, data: Points, losses: Any) -> Figure:
         axes.plot(*drawn[:2000].T, ".", color=colour, markersize=1.5)
         axes.set(title=title, aspect="equal", xlim=(-2.5, 2.5), ylim=(-2.5, 2.5))
     training.plot(losses, color=CUNORM, lw=0.5)
-    training.set(title="loss", xlabel="step", ylim=(0, None))
+    training.set(title="weighted loss", xlabel="step")
     for axes in (*places, training):
         axes.grid(alpha=0.3)
     return figure
