@@ -144,7 +144,8 @@ def warmup(
         A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
         -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
-        As the backward takes them. With `accumulate`, dweight and dbias have rstd's dtype.
+        As the backward takes them; for a jvp, `needs` names the operands that have tangents. With
+        `accumulate`, dweight and dbias have rstd's dtype.
     split_rows : bool, optional
         Whether rows are split over devices, so that `widths` are those of parts: the builds of
         `row_moments`, `combine_moments` and norms that are given statistics, or for a backward of
@@ -278,10 +279,12 @@ def _options_of(name: str) -> set[str]:
         options |= {"positions", "layout"}
     if name.endswith("_backward"):  # options of its forward
         options.add("dtype")
+    if name.endswith("_jvp"):
+        options.add("needs")
     if "d_residual" in options:
         options |= {"residual", "residual_dtype"}
     options |= {f"{one}_per" for one in PERS if one in options}
-    if family is _row_norm and not name.endswith("_quantized"):
+    if family is _row_norm and not name.endswith(("_quantized", "_jvp")):
         options.add("split_rows")
     return options
 
@@ -332,7 +335,7 @@ def _dtype_name(option: str, value: object, allowed: Mapping[str, DType]) -> str
 def _check_sharing(name: str, options: Options, given: set[str]) -> None:
     """Check which rows share weight, bias and gate, and that only given operands say so."""
     is_branch = options["gate_position"] == "branch"
-    if is_branch and name in WITHOUT_BRANCH:
+    if is_branch and (name in WITHOUT_BRANCH or name.endswith("_jvp")):
         raise ValueError(f"{FUNCTION}: gate_position is 'branch', which {name} does not take")
     for one, values in PERS.items():
         option, reason = f"{one}_per", ""

@@ -10,6 +10,7 @@ from bench.plans.model import Traffic
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.dtypes import ALL_DTYPES, DType
 from cunorm._core.tensor import WIDEST_ACCESS
+from cunorm._row_norm.jvp_kernel import JvpTypes
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
@@ -26,6 +27,8 @@ _LAYOUTS = {
     "row_norm_backward": (tuple(n for n in BackwardTypes.lines() if n != "branch"), 6 * 8, 6),
     "group_norm_forward": (("x", "y"), 3 * 8, 5),
     "group_norm_backward": (("dy", "x", "dx"), 3 * 8, 7),
+    "row_norm_jvp": (JvpTypes.lines(), 6 * 8, 6),
+    "group_norm_jvp": (("x", "x_tangent", "y_tangent"), 3 * 8, 7),
     "param_grad": ((), 8, 4),
 }
 # Builds with one of these macros have another struct before it: its size, its pointers, and which
@@ -35,7 +38,7 @@ _BASES = {
     "Q_T": (15 * 8, (0, 6 * 8), {"q": 0}),
 }
 _NO_BASE: tuple[int, tuple[int, ...], dict[str, int]] = (0, (), {})
-_WRITTEN = ("q", "y", "residual_out", "dx", "dresidual", "dgate")
+_WRITTEN = ("q", "y", "residual_out", "dx", "dresidual", "dgate", "y_tangent")
 
 
 @dataclass(frozen=True)

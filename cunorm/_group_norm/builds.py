@@ -12,8 +12,21 @@ from cunorm._core.operands import Kind, Slot, arguments
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, Shape, optional_contiguous
 from cunorm._dispatch.loading import launches_of
-from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, plan_backward, plan_forward
-from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
+from cunorm._group_norm.plan import (
+    GROUP_BACKWARD,
+    GROUP_FORWARD,
+    GROUP_JVP,
+    plan_backward,
+    plan_forward,
+    plan_jvp,
+)
+from cunorm._group_norm.spec import (
+    EACH_CHANNEL,
+    NEEDS,
+    backward_scalars,
+    forward_scalars,
+    jvp_scalars,
+)
 
 FUNCTION = "warmup"  # the name of the function in errors
 LAYOUTS = {"channels_last": -1, "channels_first": 1}  # the channel_axis of a contiguous array
@@ -29,7 +42,7 @@ def group_builds(
 
     `options` are those of `cunorm._row_norm.builds.row_builds`.
     """
-    plan_of = backward_plan if name.endswith("_backward") else forward_plan
+    plan_of = {"backward": backward_plan, "jvp": jvp_plan}.get(name.split("_")[-1], forward_plan)
 
     @cache
     def needed(count: int) -> tuple[KernelBuild, ...]:
@@ -99,3 +112,15 @@ def backward_plan(name: str, options: Options, samples: int, channels: int, devi
     )
     spec, operands = GROUP_BACKWARD.parse(*scalars), inputs | results | {"dy": results["y"]}
     return plan_backward(spec, backward_specs(GROUP_BACKWARD, spec, operands))
+
+
+def jvp_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
+    """Plan the jvp of a forward; the operands in `needs`, and x, have tangents of their dtypes."""
+    forward = forward_plan(name, options, samples, channels, device)
+    slots = (GROUP_FORWARD.input_slots, GROUP_FORWARD.result_slots)
+    inputs, results = arguments(*slots, forward.specs)
+    layout = LAYOUTS[options["layout"]]
+    norm = (FUNCTION, options["num_groups"], options["activation"], layout, options["dtype"])
+    tangents = {f"{one}_tangent": inputs.get(one) for one in ("x", *options["needs"])}
+    given = map((inputs | results | tangents).get, GROUP_JVP.inputs)
+    return plan_jvp(GROUP_JVP.parse(*jvp_scalars(*norm)), (*given, *GROUP_JVP.no_outputs))

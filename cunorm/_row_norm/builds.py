@@ -18,6 +18,8 @@ from cunorm._core.tensor import (
 )
 from cunorm._dispatch.loading import launches_of
 from cunorm._row_norm.cpu_launches import CPU_SHARED_ROWS
+from cunorm._row_norm.jvp_plan import ROW_JVP
+from cunorm._row_norm.jvp_spec import jvp_spec
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
 from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm._row_norm.quantized_spec import QUANTIZED_OPTIONS, quantized_scalars
@@ -46,7 +48,8 @@ def row_builds(
     absent operand.
     """
     _, _, kind = name.rpartition("_")
-    plans_of = {"backward": backward_plans, "quantized": quantized_plans}.get(kind, forward_plans)
+    special = {"backward": backward_plans, "quantized": quantized_plans, "jvp": jvp_plans}
+    plans_of = special.get(kind, forward_plans)
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), *(1 << power for power in range(5, 32))]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
     splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
@@ -110,6 +113,16 @@ def quantized_plan(name: str, options: Options, shape: Shape, device: Device) ->
     no_scale = None  # an array has the build of a number
     inputs = (*_inputs(options, shape, device), no_scale)
     return ROW_QUANTIZED.plan(spec, (*inputs, *ROW_QUANTIZED.no_outputs))
+
+
+def jvp_plans(name: str, options: Options, shape: Shape, device: Device) -> list[Plan]:
+    """Plan the jvp of a forward; the operands in `needs` have tangents of their dtypes."""
+    forward, spec = forward_plan(name, options, shape, device), _forward_spec(name, options)
+    inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
+    tangents = {f"{one}_tangent": inputs[one] for one in options["needs"]}
+    operands = inputs | results | tangents
+    given = map(operands.get, ROW_JVP.inputs)
+    return [ROW_JVP.plan(jvp_spec(spec, spec.dtype), (*given, *ROW_JVP.no_outputs))]
 
 
 def _shape_of(per: str, shape: Shape) -> Shape:

@@ -26,6 +26,7 @@ from tests.support.internals import (
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from tests.emulation.plans import group_plan_name
+from tests.support.jvp_covers import jvp_cover
 from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
 from tests.support.nvrtc_covers import (
     BACKWARD,
@@ -85,8 +86,8 @@ def shares():
 @pytest.mark.parametrize(("architecture", "share"), [*shares()])
 @pytest.mark.parametrize(
     "cover",
-    [row_cover, modulated_cover, group_cover, split_cover],
-    ids=["row_norms", "modulated", "group_norms", "split"],
+    [row_cover, modulated_cover, group_cover, split_cover, jvp_cover],
+    ids=["row_norms", "modulated", "group_norms", "split", "jvp"],
 )
 def test_a_cover_compiles_for_every_architecture_and_has_room(cover, architecture, share):
     for launch in cover(architecture)[share::SHARES]:

@@ -87,6 +87,23 @@ def test_a_warmup_of_split_rows_loads_exactly_what_their_pieces_need(loads):
     assert set(loads) == warmed
 
 
+def test_a_warmup_of_tangents_loads_exactly_what_calls_need(loads):
+    options = {"device": "cpu", "rows": 8, "bias": True, "progress": False}
+    cunorm.warmup("layer_norm_jvp", 24, "float32", needs=("x", "weight"), **options)
+    cunorm.warmup("group_norm_jvp", 24, "float32", num_groups=3, positions=5, **options)
+    warmed = set(loads)
+    assert len(warmed) == len(loads) == 2
+    described.clear_all()
+    loads.clear()
+    x, weight = on_cpu((8, 24), "float32"), on_cpu((24,), "float32")
+    one, tangents = x[:, 0].copy(), {"x_tangent": x, "weight_tangent": weight}
+    cunorm.layer_norm_jvp(x, weight, weight, **tangents, mean=one, rstd=one)
+    image, one = on_cpu((8, 5, 24), "float32"), on_cpu((8, 3), "float32")
+    tangents |= {"x_tangent": image, "bias_tangent": weight}
+    cunorm.group_norm_jvp(image, 3, weight, weight, **tangents, mean=one, rstd=one)
+    assert set(loads) == warmed
+
+
 # The width decides up to how many rows threads share each row, and from how many rows on stores
 # bypass the caches. Shared rows and such stores have builds of their own.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]

@@ -45,14 +45,14 @@ from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo import operators as _demo_operators
 from cunorm._demo import plot as _demo_plot
 from cunorm._demo.operators import operators, row_operands, text
+from cunorm._dispatch import dispatch, parse
 from cunorm._dispatch import loading as _loading
-from cunorm._dispatch import parse
 from cunorm._dispatch.executable import Loaded
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import spec as _group_spec
 from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.builds import LAYOUTS
-from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
+from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes, GroupJvpTypes
 from cunorm._group_norm.layout import Samples
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
@@ -61,9 +61,13 @@ from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.geometry import Geometry, RowShape
+from cunorm._row_norm.jvp_kernel import JvpTypes, SecondTypes
+from cunorm._row_norm.jvp_plan import ROW_JVP, ROW_SECOND
+from cunorm._row_norm.jvp_spec import jvp_scalars
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
 from cunorm._row_norm.split_kernels import GivenSumsTypes, GivenTypes, MomentsTypes, SumsTypes
+from cunorm.reference.jvp import normalize_backward_jvp
 
 # By operator name: the OpDef, and scalars that a public function passes to it.
 SCALARS = {
