@@ -154,23 +154,33 @@ class _Linear(Function):
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         given, saved = self._split(primals)
         of_given, of_saved = (_without_zeros(one) for one in self._split(tangents))
-        found: Named = {}
-        if of_given:
-            own = replace(self, given=(*of_given,))
-            found = own.bind_named(of_given, saved)
         # Statistics are those of x, by which the formula is derived.
         of_saved = {name: one for name, one in of_saved.items() if name not in STATISTICS}
+        found: Named = {}
+        if of_given and not (of_saved and self._rounds(saved)):
+            found = replace(self, given=(*of_given,)).bind_named(of_given, saved)
+            of_given = {}
         if of_saved:
-            more = _of_saved(self, given, saved, of_saved)
+            more = _by_formula(self, given, saved, of_given, of_saved)
             found = {name: _added(found.get(name), more[name]) for name in self.names}
         return self.bind(*primals), [*map(found.get, self.names)]
 
+    def _rounds(self, saved: Named) -> bool:
+        """Return whether results are rounded; then a sum of two would be rounded three times."""
+        return any(dtype != saved["rstd"].dtype for _, dtype in self.results())
+
 
 @partial(jax.jit, static_argnums=0, inline=True)
-def _of_saved(function: _Linear, given: Named, saved: Named, tangents: Named) -> Named:
-    """Return the tangents of the results for those of some saved arrays."""
-    own = {name: saved[name] for name in tangents}
-    found: Named = jax.jvp(lambda own: function.formula(given, saved | own), (own,), (tangents,))[1]
+def _by_formula(
+    function: _Linear, given: Named, saved: Named, of_given: Named, of_saved: Named
+) -> Named:
+    """Return the tangents of the results for those of some arrays."""
+
+    def of_own(own: Named, own_saved: Named) -> Named:
+        return function.formula(given | own, saved | own_saved)
+
+    primals = {name: given[name] for name in of_given}, {name: saved[name] for name in of_saved}
+    found: Named = jax.jvp(of_own, primals, (of_given, of_saved))[1]
     return found
 
 

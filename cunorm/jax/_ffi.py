@@ -15,7 +15,6 @@ from jax.custom_batching import custom_vmap
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, SpecT
-from cunorm._row_norm.quantized_plan import ROW_QUANTIZED
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._batch import merged
 from cunorm.jax._call import Arrays, Call, OptionalArrays
@@ -76,15 +75,9 @@ def _underivable(call: Call, *arrays: Array) -> Arrays:
 
 @_underivable.defjvp
 def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> NoReturn:
-    function = call.spec.function
-    if call.op is ROW_QUANTIZED:
-        raise NotImplementedError(
-            f"{function}: a derivative is asked for, expected none, as quantised results have no "
-            "derivatives: pass jax.lax.stop_gradient of x and of the other arrays"
-        )
     raise NotImplementedError(
-        f"{function}: a second or a forward-mode derivative is asked for, expected first "
-        "ones of reverse mode (jax.grad, jax.vjp): cunorm.jax has no others"
+        f"{call.spec.function}: a derivative is asked for, expected none, as quantised results "
+        "have no derivatives: pass jax.lax.stop_gradient of x and of the other arrays"
     )
 
 
@@ -104,14 +97,14 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
     """Call the target of XLA's platform, which is not known before XLA compiles the call."""
     register()
-    plan, like = call.plan, arrays[0]
-    outputs = [_struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
+    plan, like = call.plan, jax.typeof(arrays[0])
+    outputs = [struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
     if call.is_empty:
-        axes = varying(like)
+        axes = varying(arrays[0])
         return tuple(_vary(jnp.zeros(one.shape, one.dtype), axes) for one in outputs)
     # The workspace on a GPU is one more result, which is dropped.
     size = plan.workspace_bound(None)
-    workspace = [_struct((size,), "uint8", like)] if size else []
+    workspace = [struct((size,), "uint8", like)] if size else []
 
     def on_cpu(*arrays: Array) -> Arrays:
         return tuple(jax.ffi.ffi_call(_CPU_TARGET, outputs)(*arrays, op=call.text()))
@@ -152,20 +145,13 @@ def varying(array: Array) -> frozenset[object]:
     return jax.typeof(array).manual_axis_type.varying
 
 
-def _struct(shape: tuple[int, ...], dtype: str, like: Array) -> ShapeDtypeStruct:
-    """Return the shape and dtype of a result, unsharded; it varies over the axes of `like`."""
-    found = jax.typeof(like)
-    if found.sharding.mesh.empty:
+def struct(shape: tuple[int, ...], dtype: str, like: Any) -> ShapeDtypeStruct:
+    """Return the shape and dtype of a result, unsharded; it varies over the axes of a type."""
+    if like.sharding.mesh.empty:
         return ShapeDtypeStruct(shape, dtype)
-    sharding = jax.NamedSharding(found.sharding.mesh, jax.P(*(None,) * len(shape)))
-    kind = found.manual_axis_type
-    return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=kind)
-
-
-def type_like(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the type of a result in the way of `_struct`; `like` is the type of an operand."""
     sharding = jax.NamedSharding(like.sharding.mesh, jax.P(*(None,) * len(shape)))
-    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    kind = like.manual_axis_type
+    return ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=kind)
 
 
 # --- the targets ----------------------------------------------------------------------------------

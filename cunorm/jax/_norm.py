@@ -180,7 +180,7 @@ def run_traced(norm: Norm, spec: OpSpec, arrays: Inputs) -> Results:
     """Return the results for arrays that JAX transforms, perhaps for a derivative."""
     given = _ffi.match_varying_axes([one if one is None else jnp.asarray(one) for one in arrays])
     call = Call.on(norm.forward, spec, given)
-    _ = call.plan  # this refuses wrong input
+    _ffi.check_x64(call)  # its plan also refuses wrong input
     function = Forward(norm, call)
     found = function.bind(*[one for one in given if one is not None])
     return _y_and_stream(dict(zip(function.names, found, strict=True)))

@@ -12,7 +12,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cunorm.jax import _ffi
+from cunorm.jax._ffi import struct
 
 Shaped = tuple[tuple[int, ...], Any]  # the shape and the dtype of a result
 Found = list[Array | None]  # None is zero
@@ -54,7 +54,7 @@ def _run(*arrays: Array, function: Function) -> Sequence[Array]:
 @norm_p.def_abstract_eval
 def _types_of_results(*types: Any, function: Function) -> list[Any]:
     """Return the types of the results: unsharded, and varying over the axes of the operands."""
-    return [_ffi.type_like(types[0], *one) for one in function.results()]
+    return [jax.typeof(struct(*one, types[0])) for one in function.results()]
 
 
 mlir.register_lowering(norm_p, mlir.lower_fun(_run, multiple_results=True))

@@ -193,67 +193,6 @@ def test_round_before_weight_rounds_as_the_published_models_do():
     np.testing.assert_allclose(dweight, n.sum(0), rtol=1e-6)
 
 
-# Ways to call a norm: each takes a norm of one array, and returns a function of one array.
-LOOPS = {
-    "a call": lambda norm: norm,
-    "jit": jax.jit,
-    "checkpoint": jax.checkpoint,
-    "vmap": lambda norm: jax.vmap(norm),
-    "map": lambda norm: lambda x: jax.lax.map(norm, x),
-    "scan": lambda norm: lambda x: jax.lax.scan(lambda c, row: (c, norm(row)), 0.0, x)[1],
-    "fori_loop": lambda norm: lambda x: jax.lax.fori_loop(0, 2, lambda _, x: norm(x), x),
-    "cond": lambda norm: lambda x: jax.lax.cond(x.sum() > 0, norm, lambda x: x, x),
-}
-SECOND = {
-    "grad of grad": lambda f, x: jax.grad(lambda x: jax.grad(f)(x).sum())(x),
-    "hessian": lambda f, x: jax.hessian(f)(x),
-    "jvp of grad": lambda f, x: jax.jvp(jax.grad(f), (x,), (x,)),
-    "linearize of grad": lambda f, x: jax.linearize(jax.grad(f), x),
-    "jit of jacrev of grad": lambda f, x: jax.jit(jax.jacrev(jax.grad(f)))(x),
-    "grad of a pullback": lambda f, x: jax.grad(lambda c: jax.vjp(f, x)[1](c)[0].sum())(1.0),
-}
-OF_ONE = {
-    "a weight": lambda x: cunorm.jax.rms_norm(x, x.reshape(-1)[:8]),
-    "channels": lambda x: cunorm.jax.instance_norm(x.reshape(1, -1, 8)).reshape(x.shape),
-}
-
-
-IN_TURN = [  # CI runs one norm in each loop
-    pytest.param(name, loop, marks=pytest.mark.exhaustive if (number + turn) % 2 else ())
-    for number, loop in enumerate(LOOPS)
-    for turn, name in enumerate(OF_ONE)
-]
-
-
-@pytest.mark.parametrize(("name", "loop"), IN_TURN)
-def test_a_second_derivative_is_refused_wherever_the_norm_stands(name, loop):
-    (x,) = drawn((2, 8))
-    run = LOOPS[loop](OF_ONE[name])
-
-    def f(x):
-        return (run(x) ** 2).sum()
-
-    assert jnp.isfinite(jax.grad(f)(x)).all()
-    for second in SECOND.values():
-        with pytest.raises(NotImplementedError, match="_norm: a second or a forward-mode deriv"):
-            second(f, x)
-
-
-@pytest.mark.parametrize("loop", ["a call", "checkpoint", "scan"])
-def test_forward_mode_raises_jaxs_error_and_a_linearized_norm_transposes_to_its_gradient(loop):
-    (x,) = drawn((2, 8))
-    run = LOOPS[loop](OF_ONE["a weight"])
-
-    def f(x):
-        return (run(x) ** 2 * jnp.arange(8.0)).sum()
-
-    _, linear = jax.linearize(f, x)
-    for forward in (lambda: jax.jvp(f, (x,), (x,)), lambda: jax.jacfwd(f)(x), lambda: linear(x)):
-        with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-            forward()
-    assert_close(jax.linear_transpose(linear, x)(1.0)[0], jax.grad(f)(x))
-
-
 def test_an_object_with_a_jax_array_is_accepted_as_in_jax_numpy():
     class Parameter:  # like Flax's nnx.Param
         def __init__(self, array):

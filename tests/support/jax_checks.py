@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.internals import _compiler
 from tests.support.operands import at, draw
 
 # The bounds allow some roundings of float64 in sums of a few dozen terms.
@@ -35,3 +39,15 @@ def pulled(norm, arrays, dy):
     """Return the result of a norm, and the gradients of its arrays."""
     y, pull = jax.vjp(norm, *arrays)
     return y, pull(dy)
+
+
+@contextmanager
+def without_compiler():
+    """Let the reference do the work of kernels that are not loaded yet."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        patch.setenv("PATH", "")
+        patch.setenv("CXX", "no-such-compiler")
+        _compiler.forget()
+        yield
+    _compiler.forget()

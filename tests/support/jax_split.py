@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import P
 from jax.test_util import check_grads
 
 import cunorm.jax
 from cunorm.jax import add_layer_norm, layer_norm, rms_norm
-from tests.support.internals import _compiler
+from tests.support.jax_checks import without_compiler
 from tests.support.jax_split_roundings import (
     check_a_float32_stream_of_bfloat16,
     check_large_means,
@@ -290,18 +287,6 @@ def check_wide(name):
         check_numerical_gradients(mesh)
         check_a_norm_over_two_axes(mesh)
         check_query_and_key_norms(mesh)
-
-
-@contextmanager
-def without_compiler():
-    """Let the reference do the work of kernels that are not loaded yet."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        patch.setenv("PATH", "")
-        patch.setenv("CXX", "no-such-compiler")
-        _compiler.forget()
-        yield
-    _compiler.forget()
 
 
 if __name__ == "__main__":
