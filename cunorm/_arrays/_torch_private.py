@@ -87,6 +87,20 @@ _WRAPPERS: tuple[type, ...] = (
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 
 
+_unwrapped, _batch_axis, _level, _batched = (
+    _private(f"_C._functorch.{name}")
+    for name in ("get_unwrapped", "maybe_get_bdim", "maybe_get_level", "_add_batch_dim")
+)
+
+
+def primal(tensor: Tensor) -> Tensor:
+    """Return a tensor without its tangent of the innermost level of forward mode."""
+    if is_batch(tensor):  # `unpack_dual` has no rule for batches
+        of_items = primal(_unwrapped(tensor))
+        return _batched(of_items, _batch_axis(tensor), _level(tensor))  # type: ignore[no-any-return]
+    return forward_ad.unpack_dual(tensor).primal
+
+
 def is_wrapper(kind: type) -> bool:
     return issubclass(kind, _WRAPPERS) or is_collective(kind)
 

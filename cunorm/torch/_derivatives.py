@@ -5,21 +5,21 @@
 of a formula in torch's operations; `RowFunctions` has kernels for them where there is no gate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cunorm._arrays._torch_private import assume_constant, has_dual_level
+from cunorm._arrays._torch_private import assume_constant, has_dual_level, is_legacy_batch
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._dispatch import parse
 from cunorm._group_norm.spec import jvp_spec as group_jvp_spec
 from cunorm._row_norm.jvp_spec import jvp_spec
 from cunorm.torch._differentiable import derivative, differentiable
-from cunorm.torch._formulas import Operand
+from cunorm.torch._formulas import Operand, group_formula, row_formula
 from cunorm.torch._library import Operator, from_text, present, to_text
 from cunorm.torch._pair import (
     GROUP,
@@ -33,23 +33,28 @@ from cunorm.torch._pair import (
     saving,
 )
 from cunorm.torch._row_second import RowRules
-from cunorm.torch._second import Named, Rules, stream_tangent
+from cunorm.torch._second import Named, Point, Rules, stream_tangent
 
 
 class Functions:
     """The forward, the gradients and the tangent of a pair."""
 
-    def __init__(self, pair: OpPair, rules_type: type[Rules]) -> None:
-        self.pair, rules = pair, rules_type(pair, self)
+    def __init__(self, pair: OpPair, formula: Callable[..., Tensor]) -> None:
+        self.pair, self.plain = pair, Rules(pair, formula)
+        rules = RowRules(pair, self) if pair.is_rows else self.plain
         self.forward = Operator(f"{pair.name}_forward", pair.forward).call
         self.backward = Operator(f"{pair.name}_backward", pair.backward).call
         self.forward.register_autograd(self._operator_vjp, setup_context=self._save)
         self.norm = differentiable(self.forward, self._save, self._norm_vjp, self._norm_jvp)
         self.gradients = derivative(
-            self.backward, pair.backward, rules.gradients_vjp, rules.gradients_jvp
+            *(self.backward, pair.backward, rules.gradients_vjp, rules.gradients_jvp),
+            self.plain.gradients_vjp,
         )
         tangent = Operator(f"{pair.name}_jvp", pair.tangent).run
-        self.tangent = derivative(tangent, pair.tangent, rules.tangent_vjp, rules.tangent_jvp)
+        self.tangent = derivative(
+            *(tangent, pair.tangent, rules.tangent_vjp, rules.tangent_jvp),
+            self.plain.tangent_vjp,
+        )
 
     # --- the forward ------------------------------------------------------------------------------
 
@@ -92,7 +97,15 @@ class Functions:
     def recorded_gradients(
         self, forward: ForwardSpec, spec: BackwardSpec, arrays: Tensors
     ) -> list[Operand]:
-        """Return the gradients of a forward's operands, which torch can differentiate."""
+        """Return the gradients of a forward's operands, which torch can differentiate.
+
+        Autograd loses a Function's call on a legacy batch, so torch's operations are on batches.
+        """
+        if any(one is not None and is_legacy_batch(one) for one in arrays):
+            reads = [slot.name for slot in self.pair.backward.input_slots]
+            point = Point(dict(zip(reads, arrays, strict=True)), spec, forward)
+            found = self.plain.gradients(point)
+            return self._shared([found.get(name) for name in self.pair.operands])
         return self._shared(present(self.gradients(*arrays, spec, forward)))
 
     def _shared(self, outputs: list[Operand]) -> list[Operand]:
@@ -109,6 +122,8 @@ class Functions:
         if ctx.spec.gate_position == "branch":
             named["gate"] = given["gate"] = None
         y = self.tangent_of(ctx, named, given)
+        if stream is None and ctx.has_stream:
+            stream = torch.zeros_like(named["x"])
         return (y, stream if ctx.has_stream else None, None, None)
 
     def tangent_of(self, ctx: Context, named: Named, tangents: Named) -> Tensor:
@@ -131,7 +146,7 @@ def _tangent_spec(pair: OpPair, spec: Any, y: torch.dtype, x: torch.dtype) -> An
     return jvp_spec(spec, dtype, parse_dtype(spec.function, "x", x))
 
 
-FUNCTIONS = {"row_norm": Functions(ROW, RowRules), "group_norm": Functions(GROUP, Rules)}
+FUNCTIONS = {"row_norm": Functions(ROW, row_formula), "group_norm": Functions(GROUP, group_formula)}
 
 
 @assume_constant

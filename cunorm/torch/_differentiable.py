@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from cunorm._arrays._torch_private import has_dual_level, set_tangents
+from cunorm._arrays._torch_private import has_dual_level, is_legacy_batch, primal, set_tangents
 from cunorm._core.plan import OpDef
 from cunorm.torch._formulas import Operand
 from cunorm.torch._library import Run, to_text
@@ -32,7 +31,7 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
         @staticmethod
         def forward(*arguments: Any) -> tuple[Tensor, ...]:
             if has_dual_level():  # the kernels refuse tangents, which `jvp` propagates
-                arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+                arguments = tuple(map(_without_tangent, arguments))
             return run(*arguments)
 
         @staticmethod
@@ -40,19 +39,24 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
             # PyTorch turns all tangents off here. Those of outer transforms must go on; those of
             # this level are `tangents`.
             with set_tangents(True):
-                saved = [
-                    None if one is None else forward_ad.unpack_dual(one).primal
-                    for one in ctx.saved_tensors
-                ]
+                saved = [None if one is None else primal(one) for one in ctx.saved_tensors]
                 return tuple(jvp(ctx, saved, *tangents))
 
     return Differentiable.apply
 
 
-def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule) -> Run:
+def _without_tangent(argument: Any) -> Any:
+    """Return a tensor without its tangent; a legacy batch has none, and cannot be detached."""
+    if not isinstance(argument, Tensor) or is_legacy_batch(argument):
+        return argument
+    return argument.detach()
+
+
+def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule, plain_vjp: Rule) -> Run:
     """Return an operator as a Function of its tensors, its spec, and the spec of the forward.
 
-    `vjp` and `jvp` are methods of `Rules`.
+    The rules are methods of `Rules`; `plain_vjp` uses torch's operations alone, for legacy batches
+    that are differentiated again: autograd would lose a Function's call on a batch.
     """
     names = [slot.name for slot in op.input_slots]
     count = len(names)
@@ -71,7 +75,9 @@ def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule) -> Run:
         saved = dict(zip(names, ctx.saved_tensors, strict=True))
         pairs = zip(names, ctx.needs_input_grad, strict=False)
         wanted = [name for name, want in pairs if want and name not in ("mean", "rstd")]
-        found = vjp(Point(saved, *ctx.specs), wanted, cotangents)
+        arriving = [one for one in cotangents if one is not None]
+        rule = plain_vjp if torch.is_grad_enabled() and any(map(is_legacy_batch, arriving)) else vjp
+        found = rule(Point(saved, *ctx.specs), wanted, cotangents) if arriving else {}
         return (*(found.get(name) for name in names), None, None)
 
     def forward_mode(ctx: Context, saved: Tensors, *tangents: Operand) -> Tensors:

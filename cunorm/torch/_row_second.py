@@ -38,14 +38,16 @@ _WEIGHTED = ("x", "weight", "bias")
 
 
 class RowRules(Rules):
-    """The rules of row norms."""
+    """The rules of row norms, by kernels; `functions` are the norm and its derivatives."""
 
     def __init__(self, pair: OpPair, functions: Any) -> None:
-        super().__init__(pair, functions)
+        super().__init__(pair, self._formula)
+        self.functions = functions
         second = Operator("row_norm_second", ROW_SECOND).run
-        self.second = derivative(second, ROW_SECOND, self._second_vjp, self._second_jvp)
+        vjp = self._second_vjp
+        self.second = derivative(second, ROW_SECOND, vjp, self._second_jvp, vjp)
 
-    def formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
+    def _formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
         def norm(x: Tensor, weight: Operand, bias: Operand) -> Tensor:
             spec = _plain(forward, weight is not None, x.dtype)
             y: Tensor = self.functions.norm(x, weight, bias, None, None, to_text(spec))[0]
@@ -100,12 +102,10 @@ class RowRules(Rules):
             if of_x is not None:
                 terms.append(partial(at.second, dy, weight, of_x))
             ds = at.sum(at.compute, at.total(at.compute, terms), of_dres)
-            found |= {
-                n: None if ds is None else ds.to(like[n].dtype)
-                for n in like
-                if n in ("x", "residual")
-            }
-        return [found.get(name) for name in self.outputs]
+            if ds is not None:
+                found |= {n: ds.to(like[n].dtype) for n in ("x", "residual") if n in like}
+        zeros = {name: torch.zeros_like(one) for name, one in like.items() if name not in found}
+        return [(found | zeros).get(name) for name in self.outputs]
 
     def tangent_vjp(
         self, point: Point, wanted: Sequence[str], cotangents: Sequence[Operand]
@@ -137,9 +137,7 @@ class RowRules(Rules):
             return super().tangent_jvp(point, tangents)
         of_x, weight = named["x_tangent"], named["weight"]
         again = [tangents[f"{name}_tangent"] for name in _WEIGHTED]
-        terms: list[Any] = []
-        if any(one is not None for one in again):
-            terms.append(partial(at.tangent, *again, weight=weight))
+        terms: list[Any] = [partial(at.tangent, *again, weight=weight)]
         if (moved := tangents["x"]) is not None:
             if of_x is not None:
                 terms.append(partial(at.weighted_second, of_x, weight, moved))
@@ -212,8 +210,10 @@ class _Rows:
         weight: Operand = None,
         dtype: torch.dtype,
         offset: bool = True,
-    ) -> Tensor:
-        """Return the tangent of y."""
+    ) -> Operand:
+        """Return the tangent of y, None if nothing has a tangent."""
+        if of_x is None and of_weight is None and of_bias is None:
+            return None
         forward = _plain(self.forward, offset, None)
         spec = _tangent_spec(forward, dtype)
         arrays = (self.x, weight, None, None, self.mean, self.rstd, of_x, of_weight, of_bias, None)
@@ -239,10 +239,12 @@ class _Rows:
 
     def summed(self, dy: Tensor, of_x: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient of weight in dx, or in y's tangent."""
-        products = dy.to(self.compute) * self.tangent(of_x, dtype=self.compute)
+        of_r = self.tangent(of_x, dtype=self.compute)
+        assert of_r is not None
+        products = dy.to(self.compute) * of_r
         return products.sum_to_size(weight.shape).to(weight.dtype)
 
-    def total(self, dtype: torch.dtype, terms: Sequence[Callable[..., Tensor]]) -> Operand:
+    def total(self, dtype: torch.dtype, terms: Sequence[Callable[..., Operand]]) -> Operand:
         """Return a sum of terms that are computed in a dtype, None if there is no term."""
         if len(terms) == 1:
             return terms[0](dtype=dtype)

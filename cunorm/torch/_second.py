@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cunorm._arrays.torch import TORCH_DTYPES
-from cunorm.torch._formulas import Operand, compute_of, gated_branch, group_formula, pulled, pushed
+from cunorm.torch._formulas import Operand, compute_of, gated_branch, pulled, pushed
 from cunorm.torch._pair import OpPair, has_branch_gate
 
 Named = dict[str, Operand]
@@ -60,18 +60,14 @@ def given(named: Named) -> dict[str, Tensor]:
 
 
 class Rules:
-    """How the gradients and the tangent of a norm are differentiated; here, of a group norm.
+    """How the gradients and the tangent of a norm are differentiated, given a formula of y.
 
     A vjp gets the names of the wanted gradients and all cotangents; a jvp gets tangents by name.
     """
 
-    def __init__(self, pair: OpPair, functions: Any) -> None:
-        self.functions = functions  # the norm, its gradients and its tangent
+    def __init__(self, pair: OpPair, formula: Callable[..., Tensor]) -> None:
         self.outputs = pair.operands  # the operands whose gradients the backward returns
-
-    def formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
-        """Return y; x and y have the compute dtype."""
-        return group_formula(forward, x_dtype, **operands)
+        self.formula = formula  # returns y in the compute dtype, which x has
 
     # --- the gradients ----------------------------------------------------------------------------
 
@@ -149,12 +145,12 @@ class Rules:
         tensors, x_dtype = given(named), point.x_dtype()
         x = tensors["x"].to(compute_of(tensors["x"].dtype, x_dtype))
         operands = {name: named[name] for name in OPERANDS if name in named} | {"x": x}
-        moving = [name for name in operands if f"{name}_tangent" in tensors]
-        tangents = [
-            one.to(x.dtype) if name == "x" else one
-            for name in moving
-            for one in [tensors[f"{name}_tangent"].to(given(operands)[name].dtype)]
-        ]
+        tangents = {name: tensors.get(f"{name}_tangent") for name in operands}
+        if tangents.get("bias") is not None and operands["bias"] is None:
+            operands["bias"] = torch.zeros_like(tensors["bias_tangent"])  # not read by the kernel
+        moving = {
+            name: one.to(given(operands)[name].dtype) for name, one in given(tangents).items()
+        }
 
         def y_of(*moved: Tensor) -> Tensor:
             return self.formula(
@@ -162,7 +158,8 @@ class Rules:
             )
 
         primals = [given(operands)[name] for name in moving]
-        return pushed(y_of, primals, tangents, x).to(TORCH_DTYPES[spec.dtype])
+        y: Tensor = pushed(y_of, primals, [*moving.values()], x)
+        return y.to(TORCH_DTYPES[spec.dtype])
 
 
 def _of_stream(

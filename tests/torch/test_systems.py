@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (  # noqa: E402
 
 import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
-from cunorm.torch._library import forward_text  # noqa: E402
+from cunorm.torch._derivatives import forward_text  # noqa: E402
 from tests.support.processes import in_process  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
