@@ -25,7 +25,8 @@ QUANTIZED = [name for name in internals._row_norm.__all__ if name.endswith("_qua
 # The pieces of norms of split rows, and the keywords of norms that take these; `split` has calls.
 PIECES = ["row_moments", "combine_moments", "normalize_backward_sums"]
 OF_SPLIT_ROWS = {"sums", "correction", "count"}
-NORMS = [name for name in internals._row_norm.__all__ if name not in (*QUANTIZED, *PIECES)]
+JVPS = [name for name in internals._row_norm.__all__ if name.endswith("_jvp")]  # see `jvp`
+NORMS = [name for name in internals._row_norm.__all__ if name not in (*QUANTIZED, *PIECES, *JVPS)]
 FORWARDS = [name for name in NORMS if not name.endswith("_backward")]
 BACKWARDS = [name for name in NORMS if name.endswith("_backward")]
 GROUP_NORMS = ["group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"]
