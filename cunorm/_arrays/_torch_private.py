@@ -5,6 +5,7 @@ A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,6 +88,17 @@ _WRAPPERS: tuple[type, ...] = (
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 
 
+_excluding: Callable[[Any, bool], Any] = _private(
+    "_C._SetExcludeDispatchKeyGuard", lambda key, is_excluded: nullcontext()
+)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Return whether a tensor has a forward-mode tangent, also in an operator or a mode."""
+    with _excluding(torch._C.DispatchKey.ADInplaceOrView, False):
+        return forward_ad.unpack_dual(tensor).tangent is not None
+
+
 _unwrapped, _batch_axis, _level, _batched = (
     _private(f"_C._functorch.{name}")
     for name in ("get_unwrapped", "maybe_get_bdim", "maybe_get_level", "_add_batch_dim")
@@ -133,6 +145,12 @@ def assume_constant(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@assume_constant
+def is_differentiating() -> bool:
+    """Whether torch.func or a dual level differentiates what torch.compile traces."""
+    return has_dual_level() or (is_transforming() and bool(transforms() & {"Grad", "Jvp"}))
 
 
 if TYPE_CHECKING:

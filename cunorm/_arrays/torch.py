@@ -10,10 +10,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cunorm._arrays import _torch_private
-from cunorm._arrays._torch_private import count_modes, has_dual_level, is_tracing
+from cunorm._arrays._torch_private import count_modes, has_dual_level, has_tangent, is_tracing
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
 from cunorm._core.dtypes import ALL_DTYPES, DTYPES, DType, allowed, expected_dtypes
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
@@ -66,7 +65,7 @@ class TorchAdapter(ArrayAdapter):
             or pointer % dtype.itemsize
         ):
             raise _refusal(function, argument, array)
-        if has_dual_level() and forward_ad.unpack_dual(array).tangent is not None:
+        if has_dual_level() and has_tangent(array):
             raise no_tangents(function, argument)
         spec = TensorSpec(tuple(array.shape), array.stride(), dtype, device)
         return ArrayView(pointer, spec, array, self, writable=True)
@@ -228,10 +227,7 @@ def no_gradients(function: str, argument: str) -> ValueError:
 
 def no_tangents(function: str, argument: str) -> ValueError:
     """Return the error for a tensor with a forward-mode tangent."""
-    why = (
-        "which this function does not propagate: use cunorm.torch with reverse-mode "
-        "differentiation, or"
-    )
+    why = "which this call does not propagate: use cunorm.torch in eager mode, or"
     if function.endswith(_QUANTIZED):
         why = "but quantised results have no tangent: use"
     subject = f"{function}: {argument} has a forward-mode tangent"

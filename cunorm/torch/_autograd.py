@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cunorm._arrays._torch_private import (
     count_modes,
     has_dual_level,
+    has_tangent,
     is_batch,
+    is_differentiating,
     is_legacy_batch,
     is_tracing,
     is_transforming,
@@ -24,7 +25,8 @@ from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form, no_tangents
 from cunorm._core.validate import array_hint, describe_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
-from cunorm.torch._derivatives import FUNCTIONS, forward_text
+from cunorm.torch._derivatives import FUNCTIONS, checked_spec, forward_text
+from cunorm.torch._formulas import FORMULAS
 from cunorm.torch._library import present
 from cunorm.torch._pair import BackwardSpec, Context, ForwardSpec, Operand, OpPair, Tensors, saving
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
@@ -38,6 +40,7 @@ class DispatchMode(Enum):
     AUTOGRAD = auto()  # calls an `autograd.Function`, which takes a sixth of OPERATOR's time
     OPERATOR = auto()  # calls an operator of torch's dispatcher, for tensor subclasses and modes
     TRANSFORMED = auto()  # calls an operator in a Function that torch.func can transform
+    FORMULA = auto()  # computes in torch's operations, whose derivatives torch.compile fuses
 
 
 def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) -> Sequence[Any]:
@@ -56,6 +59,10 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
             raise
         mode = DispatchMode.OPERATOR
         check_tensors(scalars[0], pair.forward.inputs, arrays)
+    if mode is DispatchMode.FORMULA:
+        known = [one if one is None else _known(one) for one in arrays]
+        spec = checked_spec(pair.name, tuple(map(specialized, scalars)), known)
+        return FORMULAS[pair.name](spec, dict(zip(pair.forward.inputs, arrays, strict=True)))
     functions = FUNCTIONS[pair.name]
     run = functions.forward if mode is DispatchMode.OPERATOR else functions.norm
     return present(run(*arrays, forward_text(pair.name, *map(specialized, scalars))))
@@ -64,10 +71,10 @@ def call(pair: OpPair, scalars: tuple[Any, ...], arrays: tuple[Operand, ...]) ->
 def dispatch_mode(function: str, names: Sequence[str], arrays: Tensors) -> DispatchMode:
     """Return how to call a function on tensors; all tensors except x, the first, may be None."""
     if _is_compiling():
-        return DispatchMode.OPERATOR
+        return DispatchMode.FORMULA if is_differentiating() else DispatchMode.OPERATOR
     if is_transforming():
         return _transformed_mode(function)
-    if has_dual_level() and has_tangent(arrays):
+    if has_dual_level() and any(isinstance(a, Tensor) and has_tangent(a) for a in arrays):
         check_tensors(function, names, arrays)
         return DispatchMode.TRANSFORMED
     requires_grad = False
@@ -117,16 +124,10 @@ def check_tensors(function: str, names: Sequence[str], arrays: Tensors) -> None:
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
 
 
-def has_tangent(arrays: Tensors) -> bool:
-    """Return whether a tensor has a forward-mode tangent."""
-    tensors = [one for one in arrays if isinstance(one, Tensor)]
-    return any(forward_ad.unpack_dual(one).tangent is not None for one in tensors)
-
-
 def refuse_tangents(function: str, names: Sequence[str], arrays: Tensors) -> None:
     """Raise an error for a tensor with a forward-mode tangent, which an operator would drop."""
     for name, array in zip(names, arrays, strict=True) if has_dual_level() else ():
-        if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
+        if isinstance(array, Tensor) and has_tangent(array):
             raise no_tangents(function, name)
 
 
@@ -141,6 +142,11 @@ def specialized(scalar: object) -> object:
     if type(scalar) is Tensor and is_tracing() and not (scalar.dim() or scalar.requires_grad):
         return scalar.item()
     return scalar
+
+
+def _known(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what a tracer knows of a tensor."""
+    return tuple(map(specialized, tensor.shape)), tensor.dtype, tensor.device.type
 
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}

@@ -15,6 +15,7 @@ from torch import Tensor
 from cunorm._arrays._torch_private import assume_constant, has_dual_level, is_legacy_batch
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
+from cunorm._core.tensor import Device, TensorSpec, contiguous
 from cunorm._dispatch import parse
 from cunorm._group_norm.spec import jvp_spec as group_jvp_spec
 from cunorm._row_norm.jvp_spec import jvp_spec
@@ -118,20 +119,22 @@ class Functions:
         given = dict(zip(self.pair.forward.inputs, tangents, strict=False))
         if not self.pair.is_rows:
             return (self.tangent_of(ctx, named, given), None, None)
+        x: Any = named["x"]
         given["x"] = stream = stream_tangent(ctx, named, given)
         if ctx.spec.gate_position == "branch":
             named["gate"] = given["gate"] = None
         y = self.tangent_of(ctx, named, given)
         if stream is None and ctx.has_stream:
-            stream = torch.zeros_like(named["x"])
+            stream = torch.zeros_like(x)
         return (y, stream if ctx.has_stream else None, None, None)
 
     def tangent_of(self, ctx: Context, named: Named, tangents: Named) -> Tensor:
         """Return the tangent of y, which torch can differentiate."""
         spec = _tangent_spec(self.pair, ctx.spec, ctx.y_dtype, ctx.x_dtype)
+        x: Any = named["x"]
         named = named | {f"{name}_tangent": tangent for name, tangent in tangents.items()}
         if not self.pair.is_rows and named["x_tangent"] is None:
-            named["x_tangent"] = torch.zeros_like(named["x"])
+            named["x_tangent"] = torch.zeros_like(x)
         arrays = [named[slot.name] for slot in self.pair.tangent.input_slots]
         (y,) = self.tangent(*arrays, spec, ctx.spec)
         return y
@@ -147,6 +150,25 @@ def _tangent_spec(pair: OpPair, spec: Any, y: torch.dtype, x: torch.dtype) -> An
 
 
 FUNCTIONS = {"row_norm": Functions(ROW, row_formula), "group_norm": Functions(GROUP, group_formula)}
+
+
+@assume_constant
+def checked_spec(name: str, params: tuple[Any, ...], known: Sequence[Any]) -> ForwardSpec:
+    """Return the spec of a forward, for its formula; check its tensors.
+
+    Of each tensor, the shape, the dtype and the kind of device are known.
+    """
+    op = FUNCTIONS[name].pair.forward
+    spec: ForwardSpec = parse(op, params)
+    specs: list[TensorSpec | None] = []
+    for argument, one in zip(op.inputs, known, strict=True):
+        if one is not None:
+            shape, dtype, device = one
+            dtype = parse_dtype(spec.function, argument, dtype)
+            one = contiguous(shape, dtype, Device(device, 0))
+        specs.append(one)
+    op.plan(spec, (*specs, *op.no_outputs))
+    return spec
 
 
 @assume_constant

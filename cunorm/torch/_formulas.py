@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
+from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._group_norm.spec import GroupForwardSpec
 from cunorm._row_norm.spec import RowForwardSpec
 
@@ -135,3 +136,34 @@ def group_formula(
     n = n if bias is None else n + bias.to(x.dtype)[..., None]
     y = ACTIVATIONS[spec.activation](n).reshape(channels_first.shape)
     return y.movedim(1, spec.channel_axis)
+
+
+def _row_call(spec: RowForwardSpec, operands: dict[str, Any]) -> tuple[Tensor, Operand]:
+    """Return y and the new stream, or None if there is no stream or it is x."""
+    x, gate, residual = (operands[name] for name in ("x", "gate", "residual"))
+    has_branch_gate = gate is not None and spec.gate_position == "branch"
+    stream_dtype = None if spec.residual_dtype is None else TORCH_DTYPES[spec.residual_dtype]
+    if stream_dtype is None:
+        stream_dtype = x.dtype if residual is None else residual.dtype
+    compute = compute_of(x.dtype, stream_dtype)
+    s = x.to(compute)
+    s = gated_branch(spec.gate_activation, s, gate) if has_branch_gate else s
+    s = s if residual is None else s + residual.to(compute)
+    is_x = residual is None and not has_branch_gate and stream_dtype == x.dtype
+    stream = x if is_x else s.to(stream_dtype)
+    weight, bias = operands["weight"], operands["bias"]
+    y = row_formula(spec, x.dtype, stream.to(compute), gate, weight, bias)
+    dtype = x.dtype
+    if spec.round_before_weight and weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    dtype = dtype if spec.dtype is None else TORCH_DTYPES[spec.dtype]
+    return y.to(dtype), None if is_x else stream
+
+
+def _group_call(spec: GroupForwardSpec, operands: dict[str, Any]) -> tuple[Tensor]:
+    x = operands["x"]
+    dtype = x.dtype if spec.dtype is None else TORCH_DTYPES[spec.dtype]
+    return (group_formula(spec, x.dtype, **operands | {"x": x.to(compute_of(x.dtype))}).to(dtype),)
+
+
+FORMULAS: dict[str, Function] = {"row_norm": _row_call, "group_norm": _group_call}

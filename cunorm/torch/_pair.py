@@ -17,7 +17,8 @@ from cunorm._group_norm.spec import GroupBackwardSpec, GroupForwardSpec
 from cunorm._row_norm.jvp_plan import ROW_JVP
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
-from cunorm.torch._formulas import Operand, compute_of, gated_branch, pulled
+from cunorm.torch._formulas import Operand as Operand
+from cunorm.torch._formulas import compute_of, gated_branch, pulled
 
 Tensors = Sequence[Operand]
 ForwardSpec = RowForwardSpec | GroupForwardSpec
@@ -123,7 +124,7 @@ def _branch_gradients(
         return {"x": dx, "residual": dresidual_out}
     ds = dresidual_out.to(compute_of(x_dtype, dresidual_out.dtype))
     scale = partial(gated_branch, spec.gate_activation)
-    found = {"x": scale(ds, gate).to(x_dtype), "residual": dresidual_out}
+    found: dict[str, Operand] = {"x": scale(ds, gate).to(x_dtype), "residual": dresidual_out}
     if branch is not None:  # dgate is wanted
         (found["gate"],) = pulled(partial(scale, branch.to(ds.dtype)), (gate,), ds)
     return found

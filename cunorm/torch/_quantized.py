@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm._arrays._torch_private import transforms
+from cunorm._arrays._torch_private import is_transforming, transforms
 from cunorm._arrays.torch import no_gradients, no_tangents
 from cunorm._core.memo import typed_key
 from cunorm._core.types import Activation, DTypeLike, GatePosition, QuantizedDType, ScaleDType
@@ -178,7 +178,7 @@ def _call(scalars: Scalars, arrays: Tensors) -> Sequence[Any]:
                 raise
         check_tensors(function, names, arrays)
     run: Run = QUANTIZED
-    if mode is DispatchMode.TRANSFORMED and transforms() & {"Grad", "Jvp"}:
+    if mode is DispatchMode.TRANSFORMED and is_transforming() and transforms() & {"Grad", "Jvp"}:
         run = partial(_Underived.apply, function, torch.is_grad_enabled())
     else:
         _refuse_gradients(function, names, arrays)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cunorm._arrays.torch import TORCH_DTYPES
-from cunorm._core.dtypes import parse_dtype
+from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import backward_spec
 from cunorm._row_norm.jvp_plan import ROW_SECOND
@@ -62,11 +62,11 @@ class RowRules(Rules):
         if at.has_more:
             return super().gradients_vjp(point, wanted, cotangents)
         of_dx, of_dweight, of_dbias, _, of_dresidual = cotangents
-        dy, weight, x = given(named)["dy"], named["weight"], at.x
+        dy, weight, x = point.tensors["dy"], named["weight"], at.x
         u = of_dx if of_dresidual is None else at.sum(at.compute, of_dx, of_dresidual)
         found: Named = {}
         if "dresidual_out" in wanted and u is not None:
-            found["dresidual_out"] = u.to(given(named)["dresidual_out"].dtype)
+            found["dresidual_out"] = u.to(point.tensors["dresidual_out"].dtype)
         if "dy" in wanted:
             found["dy"] = at.tangent(u, of_dweight, of_dbias, weight=weight, dtype=dy.dtype)
         if "x" in wanted:
@@ -77,14 +77,14 @@ class RowRules(Rules):
                 terms.append(partial(at.dx, dy, of_dweight, offset=False))
             found["x"] = at.total(x.dtype, terms)
         if "weight" in wanted and u is not None:
-            found["weight"] = at.summed(dy, u, given(named)["weight"])
+            found["weight"] = at.summed(dy, u, point.tensors["weight"])
         return found
 
     def gradients_jvp(self, point: Point, tangents: Named) -> list[Operand]:
         at, named = _Rows(self, point), point.named
         if at.has_more:
             return super().gradients_jvp(point, tangents)
-        dy, weight, of_x = given(named)["dy"], named["weight"], tangents["x"]
+        dy, weight, of_x = point.tensors["dy"], named["weight"], tangents["x"]
         of_dy, of_weight, of_dres = (tangents[n] for n in ("dy", "weight", "dresidual_out"))
         like, found = self.like_gradients(point), Named()
         if of_dy is not None and {*point.spec.needs} - {"x"}:
@@ -113,7 +113,7 @@ class RowRules(Rules):
         at, named = _Rows(self, point), point.named
         if at.has_more:
             return super().tangent_vjp(point, wanted, cotangents)
-        (dy,), weight = cotangents, named["weight"]
+        dy, weight = next(one for one in cotangents if one is not None), named["weight"]
         of_x, of_weight = named["x_tangent"], named["weight_tangent"]
         needs = [name for name in _WEIGHTED if f"{name}_tangent" in wanted]
         found: Named = {}
@@ -128,7 +128,7 @@ class RowRules(Rules):
                 terms.append(partial(at.dx, dy, of_weight, offset=False))
             found["x"] = at.total(at.x.dtype, terms)
         if "weight" in wanted and of_x is not None:
-            found["weight"] = at.summed(dy, of_x, given(named)["weight"])
+            found["weight"] = at.summed(dy, of_x, point.tensors["weight"])
         return found
 
     def tangent_jvp(self, point: Point, tangents: Named) -> list[Operand]:
@@ -145,7 +145,9 @@ class RowRules(Rules):
                 terms.append(partial(at.tangent, moved, weight=of_weight, offset=False))
         if (moved := tangents["weight"]) is not None and of_x is not None:
             terms.append(partial(at.tangent, of_x, weight=moved, offset=False))
-        return [at.total(TORCH_DTYPES[point.spec.dtype], terms)]
+        dtype = TORCH_DTYPES[point.spec.dtype]
+        found = at.total(dtype, terms)
+        return [torch.zeros_like(at.x, dtype=dtype) if found is None else found]
 
     # --- the second derivative's own derivatives, by the formula ----------------------------------
 
@@ -155,13 +157,13 @@ class RowRules(Rules):
         return vjp_of(_second, point, wanted, cotangents[0])
 
     def _second_jvp(self, point: Point, tangents: Named) -> list[Operand]:
-        like = given(point.named)["x"].to(TORCH_DTYPES[point.spec.dtype])
+        like = point.tensors["x"].to(TORCH_DTYPES[point.spec.dtype])
         return [jvp_of(_second, point, tangents, like)]
 
 
 def _second(point: Point) -> Tensor:
     """Return the derivative of dx along x's tangent by the formula."""
-    tensors, weight = given(point.named), point.named["weight"]
+    tensors, weight = point.tensors, point.named["weight"]
     compute = tensors["rstd"].dtype
     dy, x, tangent = (tensors[name].to(compute) for name in ("dy", "x", "x_tangent"))
     formula = partial(row_formula, point.forward, compute, gate=None, weight=weight, bias=None)
@@ -174,7 +176,7 @@ class _Rows:
 
     def __init__(self, rules: RowRules, point: Point) -> None:
         self.rules, self.functions = rules, rules.functions
-        self.forward, tensors = point.forward, given(point.named)
+        self.forward, tensors = point.forward, point.tensors
         self.x, self.rstd, self.mean = tensors["x"], tensors["rstd"], point.named["mean"]
         self.compute = self.rstd.dtype
         rounds = self.forward.round_before_weight and point.x_dtype() is not self.compute
@@ -258,12 +260,13 @@ class _Rows:
 @memoize()
 def _plain(forward: RowForwardSpec, offset: bool, dtype: torch.dtype | None) -> RowForwardSpec:
     """Return the spec of a norm without a gate, a rounding and a stream, for a dtype of y."""
+    own: dict[str, Any] = dict(GATE_DEFAULTS)
     return replace(
         forward,
-        **GATE_DEFAULTS,
+        **own,
         round_before_weight=False,
         weight_offset=forward.weight_offset if offset else 0.0,
-        dtype=dtype and parse_dtype(forward.function, "dtype", dtype),
+        dtype=parse_optional_dtype(forward.function, "dtype", dtype),
         residual_dtype=None,
         streams=None,
         saves=True,

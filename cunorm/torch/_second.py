@@ -23,6 +23,10 @@ class Point(NamedTuple):
     spec: Any
     forward: Any
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return given(self.named)
+
     def at(self, names: Iterable[str], tensors: Sequence[Tensor]) -> "Point":
         """Return the point with other tensors."""
         return self._replace(named=self.named | dict(zip(names, tensors, strict=True)))
@@ -30,14 +34,14 @@ class Point(NamedTuple):
     def x_dtype(self) -> torch.dtype:
         """Return the dtype of the x that was added to a stream, which is that of dx."""
         dtype = getattr(self.spec, "x_dtype", None)
-        return given(self.named)["x"].dtype if dtype is None else TORCH_DTYPES[dtype]
+        return self.tensors["x"].dtype if dtype is None else TORCH_DTYPES[dtype]
 
 
 def vjp_of(
     function: Callable[[Point], Any], point: Point, wanted: Sequence[str], cotangents: Any
 ) -> Named:
     """Return the gradients of the tensors in `wanted`."""
-    leaves = {name: one for name, one in given(point.named).items() if name in wanted}
+    leaves = {name: one for name, one in point.tensors.items() if name in wanted}
 
     def moved(*tensors: Tensor) -> Any:
         return function(point.at(leaves, tensors))
@@ -47,7 +51,7 @@ def vjp_of(
 
 def jvp_of(function: Callable[[Point], Any], point: Point, tangents: Named, like: Any) -> Any:
     """Return the tangents of results, which are like the tensors of `like`."""
-    moving, tensors = given(tangents), given(point.named)
+    moving, tensors = given(tangents), point.tensors
 
     def moved(*others: Tensor) -> Any:
         return function(point.at(moving, others))
@@ -90,8 +94,8 @@ class Rules:
 
     def like_gradients(self, point: Point) -> dict[str, Tensor]:
         """Return tensors that have the shapes and dtypes of the backward's outputs."""
-        named, spec, forward = point
-        tensors, x_dtype = given(named), point.x_dtype()
+        _, spec, forward = point
+        tensors, x_dtype = point.tensors, point.x_dtype()
         like = {name: tensors[name] for name in self.outputs if {name} & {*spec.needs} & {*tensors}}
         if "x" in like:
             like["x"] = tensors["x"].to(x_dtype)
@@ -104,7 +108,7 @@ class Rules:
     def gradients(self, point: Point) -> dict[str, Tensor]:
         """Return the backward's outputs, in the order of `like_gradients`."""
         named, spec, forward = point
-        tensors, x_dtype = given(named), point.x_dtype()
+        tensors, x_dtype = point.tensors, point.x_dtype()
         compute = compute_of(tensors["x"].dtype, x_dtype)
         is_branch = has_branch_gate(forward) and "gate" in tensors
         operands = {name: named[name] for name in OPERANDS if name in named}
@@ -136,13 +140,13 @@ class Rules:
 
     def tangent_jvp(self, point: Point, tangents: Named) -> list[Operand]:
         """Return the tangent of y's tangent."""
-        like = given(point.named)["x"].to(TORCH_DTYPES[point.spec.dtype])
+        like = point.tensors["x"].to(TORCH_DTYPES[point.spec.dtype])
         return [jvp_of(self.tangent, point, tangents, like)]
 
     def tangent(self, point: Point) -> Tensor:
         """Return the tangent of y."""
         named, spec, forward = point
-        tensors, x_dtype = given(named), point.x_dtype()
+        tensors, x_dtype = point.tensors, point.x_dtype()
         x = tensors["x"].to(compute_of(tensors["x"].dtype, x_dtype))
         operands = {name: named[name] for name in OPERANDS if name in named} | {"x": x}
         tangents = {name: tensors.get(f"{name}_tangent") for name in operands}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from cunorm._arrays._torch_private import has_dual_level
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.recipe import Plan
 from cunorm.torch._tensors import refusal
@@ -66,9 +65,7 @@ class Swapped(Module):
         Raise any other error. If the own forward fails too, do not warn.
         """
         reason = refusal(*args, *named.values(), *self._parameters.values())
-        if reason is None and has_dual_level():
-            reason = "cunorm has no forward-mode derivatives"
-        elif reason is None and isinstance(error, (TypeError, ValueError)):
+        if reason is None and isinstance(error, (TypeError, ValueError)):
             reason = str(error)  # the error came before anything ran
         if reason is None:
             raise error

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from cunorm._arrays._torch_private import OperatorMode
 from cunorm._core.plan import OpDef, spec_from_json
+from cunorm.torch._formulas import row_formula
 from cunorm.torch._pair import ROW
 from cunorm.torch._replace.recipe import Pair, Recipe
 
@@ -191,7 +192,7 @@ class Planned(OperatorMode):
         if op is ROW.forward:  # unlike the oracle, the formula rounds to x's dtype before weight
             operands = dict(zip(op.inputs, arrays, strict=True))
             x, _ = operands.pop("x"), operands.pop("residual")
-            outputs[0] = ROW.formula(spec, x.dtype, x.double(), **operands)
+            outputs[0] = row_formula(spec, x.dtype, x.double(), **operands)
         return tuple(y.to(meta.dtype) for y, meta in zip(outputs, metas, strict=True))
 
 
