@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""Forward mode and higher derivatives of cunorm.torch, in every way in which PyTorch takes them."""
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.autograd import forward_ad, functional  # noqa: E402
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import cunorm.torch as ct  # noqa: E402
+from tests.fuzz.torch_programs import formula  # noqa: E402
+from tests.support.torch_cases import CASES, Watch, case, factors, tensor  # noqa: E402
+
+# PyTorch warns in forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
+FEW = ("rms_norm", "group_norm")  # whose kernels CI compiles
+names = pytest.mark.parametrize(
+    "name",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
+)
+
+
+def formula_of(name):
+    """Return a case's function in torch's operations."""
+    function, operands, options = CASES[name]
+
+    def call(x, *rest):
+        named = dict(zip(operands.split(), rest, strict=True))
+        y, stream = formula(function, x, named, dict(options), exact=True)
+        return (y,) if stream is None else (y, stream)
+
+    return call
+
+
+def values(name):
+    return tuple(one.detach() for one in case(name)[1])
+
+
+def assert_close(found, expected):
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        one, other = (0.0 if t is None else t.detach().numpy() for t in (one, other))
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def leaves(found):
+    if found is None or isinstance(found, torch.Tensor):
+        return [found]
+    return [one for part in found for one in leaves(part)]
+
+
+def total(call, *tensors):
+    return sum((one.sin() * factors(one)).sum() for one in call(*tensors))
+
+
+# --- mixes of both modes --------------------------------------------------------------------------
+
+
+def forward(call, turn):
+    """Return the derivative of a function along a direction in forward mode."""
+    return lambda *given: jvp(call, given, directions(given, turn))[1]
+
+
+def reverse(call, turn):
+    """Return the derivative of a sum of results along a direction in reverse mode."""
+
+    def derivative(*given):
+        gradients = grad(partial(total, call), tuple(range(len(given))))(*given)
+        pairs = zip(gradients, directions(given, turn), strict=True)
+        return (sum((one * other).sum() for one, other in pairs),)
+
+    return derivative
+
+
+def directions(given, turn):
+    shapes = [(f"{turn} {index}", *one.shape) for index, one in enumerate(given)]
+    return tuple(tensor(*shape, grad=False) for shape in shapes)
+
+
+@names
+@pytest.mark.parametrize("recorded", [False, True])
+def test_every_mix_of_three_derivatives_is_that_of_the_formula(name, recorded):
+    """Tensors may require gradients outside of the transforms."""
+    given = tuple(one.requires_grad_(recorded) for one in values(name))
+    for modes in [(forward, reverse)[:1], *product((forward, reverse), repeat=2)] + [
+        *product((forward, reverse), repeat=3)
+    ] * (not recorded):
+        found, expected = case(name)[0], formula_of(name)
+        for turn, mode in enumerate(modes):
+            found, expected = mode(found, turn), mode(expected, turn)
+        assert_close(found(*given), expected(*given))
+
+
+@names
+def test_dual_numbers_and_recorded_graphs_are_those_of_finite_differences(name):
+    call, given = case(name)
+    options = {"check_forward_ad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(call, given, rtol=1e-5, check_batched_grad=True, **options)
+    options = {"check_fwd_over_rev": True, "check_rev_over_rev": True, "fast_mode": True}
+    assert torch.autograd.gradgradcheck(call, given, rtol=1e-5, atol=1e-6, **options)
+
+
+# --- the ways of PyTorch --------------------------------------------------------------------------
+
+
+def recorded(given):
+    return tuple(one.detach().requires_grad_() for one in given)
+
+
+def third(call, given):
+    """Take three derivatives of recorded graphs."""
+    given, found = recorded(given), []
+    loss = total(call, *given)
+    for _ in range(3):
+        firsts = torch.autograd.grad(loss, given, create_graph=True, allow_unused=True)
+        found.append(firsts)
+        loss = sum(one.sin().sum() for one in firsts if one is not None)
+    return found
+
+
+def second(loss, given):
+    first = torch.autograd.grad(loss, given, create_graph=True)
+    loss = sum(one.sin().sum() for one in first)
+    return first, torch.autograd.grad(loss, given, allow_unused=True)
+
+
+def checkpointed(call, given):
+    given = recorded(given)
+    return second(checkpoint(partial(total, call), *given, use_reentrant=False), given)
+
+
+def hooked(call, given):
+    given = recorded(given)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (one,), lambda kept: kept[0]):
+        return second(total(call, *given), given)
+
+
+def batched(call, given):
+    """Record a batch of gradients, which PyTorch makes of batches of its own kind."""
+    given = recorded(given)
+    results = call(*given)
+    dys = [torch.stack([one.detach().sin(), one.detach().cos()]) for one in results]
+    options = {"is_grads_batched": True, "create_graph": True}
+    first = torch.autograd.grad(results, given, dys, **options)
+    loss = sum(one.sin().sum() for one in first)
+    return first, torch.autograd.grad(loss, given, allow_unused=True)
+
+
+def batched_twice(call, given):
+    given = recorded(given)
+    options = {"vectorize": True, "create_graph": True}
+    found = functional.hessian(partial(total, call), given, **options)
+    return found, torch.autograd.grad(sum(one.sin().sum() for one in leaves(found)), given)
+
+
+def of_functional(name, call, given, **options):
+    return getattr(functional, name)(partial(total, call), given, **options)
+
+
+def of_duals(call, given):
+    """Go backward through tangents."""
+    given = recorded(given)
+    with forward_ad.dual_level():
+        duals = map(forward_ad.make_dual, given, directions(given, 0))
+        tangents = [forward_ad.unpack_dual(one).tangent for one in call(*duals)]
+        return tangents, torch.autograd.grad(
+            sum(one.sin().sum() for one in tangents), given, allow_unused=True
+        )
+
+
+def all_of(given):
+    return tuple(range(len(given)))
+
+
+WAYS = {
+    "third": third,
+    "checkpointed": checkpointed,
+    "hooked": hooked,
+    "batched": batched,
+    "batched twice": batched_twice,
+    "duals": of_duals,
+    "hessian": partial(of_functional, "hessian"),
+    "vectorised": partial(of_functional, "hessian", vectorize=True),
+    "vectorised, forward": partial(
+        of_functional, "hessian", vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
+    "hvp": lambda call, given: of_functional("hvp", call, given, v=directions(given, 0)),
+    "vhp": lambda call, given: of_functional("vhp", call, given, v=directions(given, 0)),
+    "double backward": lambda call, given: functional.jvp(call, given, directions(given, 0)),
+    "func.hessian": lambda call, given: hessian(partial(total, call), all_of(given))(*given),
+    "jacfwd twice": lambda call, given: jacfwd(jacfwd(partial(total, call)))(*given),
+    "jacrev twice": lambda call, given: jacrev(jacrev(partial(total, call)))(*given),
+    "a batch": lambda call, given: vmap(jacfwd(grad(partial(total, call))))(
+        *(torch.stack([one, 2 * one]) for one in given)
+    ),
+    "a shared batch": lambda call, given: vmap(
+        jacfwd(partial(total, call), all_of(given)), (0, *[None] * (len(given) - 1))
+    )(torch.stack([given[0], 2 * given[0]]), *given[1:]),
+}
+
+
+@names
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_of_pytorch_gives_the_derivatives_of_the_formula(name, way):
+    found = WAYS[way](case(name)[0], values(name))
+    assert_close(found, WAYS[way](formula_of(name), values(name)))
+
+
+@names
+def test_modes_and_subclasses_see_tangents(name):
+    call, given = case(name)[0], values(name)
+    kind = type("Plain", (torch.Tensor,), {})
+    with forward_ad.dual_level():
+        duals = [*map(forward_ad.make_dual, given, directions(given, 0))]
+        expected = [forward_ad.unpack_dual(one) for one in call(*duals)]
+        with Watch() as watch:
+            watched = call(*duals)
+        for results in (watched, call(*(one.as_subclass(kind) for one in duals))):
+            for one, right in zip(results, expected, strict=True):
+                for mine, its in zip(forward_ad.unpack_dual(one), right, strict=True):
+                    assert torch.equal(mine.as_subclass(torch.Tensor), its)
+    assert any("_jvp" in operator.name() for operator, _ in watch.seen)
+
+
+# --- roundings ------------------------------------------------------------------------------------
+
+MIXED = {
+    "rms_norm": (ct.rms_norm, "bfloat16", {"weight": "float32"}, {}),
+    "Llama": (ct.rms_norm, "bfloat16", {"weight": "float32"}, {"round_before_weight": True}),
+    "a gate": (ct.layer_norm, "bfloat16", {"weight": "float32", "gate": "float16"}, {}),
+    "a wide stream": (
+        ct.add_layer_norm,
+        "bfloat16",
+        {"residual": "float32", "bias": "float16"},
+        {},
+    ),
+    "groups of channels": (ct.group_norm, "float16", {"weight": "float32"}, {"num_groups": 2}),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MIXED)
+def test_derivatives_of_mixed_dtypes_have_their_operands_dtypes_and_are_near_those_of_float64(name):
+    function, dtype, operands, options = MIXED[name]
+    dtypes = {"x": dtype} | operands
+    shapes = {key: (6,) if key in ("weight", "bias") else (4, 6) for key in dtypes}
+    given = {n: tensor(n, *shapes[n], dtype=dtypes[n], grad=False) for n in dtypes}
+
+    def call(*tensors):
+        found = function(**dict(zip(dtypes, tensors, strict=True)), **options)
+        return tuple(found) if isinstance(found, tuple) else (found,)
+
+    def run(convert):
+        tensors = tuple(map(convert, given.values()))
+        moved = tuple(
+            convert(tensor(f"{n}'", *shapes[n], dtype=dtypes[n], grad=False)) for n in dtypes
+        )
+        first = grad(
+            lambda *t: sum(one.to(torch.float64).sin().sum() for one in call(*t)), all_of(tensors)
+        )
+        return *jvp(call, tensors, moved)[1], *jvp(first, tensors, moved)[1]
+
+    results, plain = call(*given.values()), run(lambda one: one)
+    kinds = [one.dtype for one in results] + [one.dtype for one in given.values()]
+    assert [one.dtype for one in plain] == kinds
+    for one, exact in zip(plain, run(torch.Tensor.double), strict=True):
+        # A few roundings of intermediate results in the narrowest dtype.
+        bound = 8 * torch.finfo(getattr(torch, dtype)).eps * max(1.0, float(exact.abs().max()))
+        assert (one.double() - exact).abs().max() <= bound
+
+
+# --- compiled functions ---------------------------------------------------------------------------
+
+COMPILED = {
+    "grad": lambda call, given: grad(partial(total, call), all_of(given))(*given),
+    "jvp": lambda call, given: jvp(call, given, directions(given, 0))[1],
+    "hessian": lambda call, given: hessian(partial(total, call))(*given),
+    "a batch": lambda call, given: vmap(grad(partial(total, call)))(
+        *(torch.stack([one, 2 * one]) for one in given)
+    ),
+}
+
+
+@names
+@pytest.mark.parametrize("way", COMPILED)
+def test_compiled_transforms_have_the_derivatives_of_the_formula(name, way):
+    torch.compiler.reset()
+    call, given = case(name)[0], values(name)
+    moved = directions(given, 0)
+
+    def run(*given):
+        if way == "jvp":
+            return jvp(call, given, moved)[1]
+        return COMPILED[way](call, given)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(*given), COMPILED[way](formula_of(name), given))
+
+
+def test_compiled_functions_are_transformed_or_refuse_tangents_that_they_would_drop():
+    x = tensor("x", 2, 4, 6, grad=False)
+    weight = tensor("weight", 6, grad=False)
+
+    def norm(x):
+        return ct.rms_norm(x, weight)
+
+    compiled = torch.compile(norm, backend="aot_eager")
+    compiled(x)
+    assert_close(jvp(compiled, (x,), (x.cos(),)), jvp(norm, (x,), (x.cos(),)))
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="x has a forward-mode tangent"):
+        compiled(forward_ad.make_dual(x, x.cos()))
+
+
+def test_a_compiled_transform_checks_its_operands():
+    def loss(x):
+        return ct.rms_norm(x, torch.ones(1)).sum()
+
+    compiled = torch.compile(grad(loss), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"rms_norm: weight has shape \(1,\), expected \(8,\)"):
+        compiled(torch.ones(3, 8))
+
+
+def test_modules_have_hessians_of_their_parameters():
+    norm, x = ct.LayerNorm(6).double(), tensor("x", 2, 4, 6, grad=False)
+    own = {name: one.detach() for name, one in norm.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(norm, parameters, (x,)).sin().sum()
+
+    def exact(parameters, x):
+        return torch.nn.functional.layer_norm(x, (6,), **parameters).sin().sum()
+
+    found, expected = (hessian(one)(own, x) for one in (loss, exact))
+    for name, other in product(own, own):
+        assert_close(found[name][other], expected[name][other])
