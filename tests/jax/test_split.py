@@ -47,9 +47,22 @@ def equations(jaxpr):
     """Yield all equations, also those of inner functions."""
     for equation in jaxpr.eqns:
         yield equation
+        if str(equation.primitive) == "cunorm":
+            yield from equations(jaxpr_of(equation))
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=has_equations):
             if has_equations(inner):
                 yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def jaxpr_of(equation):
+    """Return what an equation of cunorm's primitive runs on each device."""
+    shapes = [(2 * one.aval.shape[0], *one.aval.shape[1:]) for one in equation.invars]
+    pairs = zip(shapes, equation.invars, strict=True)
+    arrays = [jax.ShapeDtypeStruct(shape, one.aval.dtype) for shape, one in pairs]
+    run = jax.shard_map(
+        equation.params["function"].run, mesh=TWO, in_specs=P("tp"), out_specs=P("tp")
+    )
+    return jax.make_jaxpr(run)(*arrays).jaxpr
 
 
 def has_equations(one):
@@ -101,10 +114,14 @@ def test_devices_exchange_few_bytes_once_in_each_direction(function, given, opti
     arrays = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     own = {name: arrays.pop(name) for name in wanted.split()}
     forward = jax.make_jaxpr(jax.jit(lambda own, others: jax.vjp(loss, own, others)[0]))
+    pushed = jax.make_jaxpr(
+        jax.jit(lambda own, others: jax.jvp(partial(loss, others=others), (own,), (own,)))
+    )
     both = jax.make_jaxpr(jax.jit(jax.grad(loss)))(own, arrays).jaxpr
     expected = [("all_gather", size * rows) for size in sizes]
     assert exchanges(both) == expected
     assert exchanges(forward(own, arrays).jaxpr) == expected[:1]
+    assert exchanges(pushed(own, arrays).jaxpr) == expected
 
 
 def test_a_stream_that_is_used_alone_exchanges_nothing_backward():

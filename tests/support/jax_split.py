@@ -16,6 +16,7 @@ from jax.test_util import check_grads
 import cunorm.jax
 from cunorm.jax import add_layer_norm, layer_norm, rms_norm
 from tests.support.jax_checks import without_compiler
+from tests.support.jax_derivatives import DERIVATIVES
 from tests.support.jax_split_roundings import (
     check_a_float32_stream_of_bfloat16,
     check_large_means,
@@ -71,20 +72,20 @@ def spec_of(array):
 # --- all functions --------------------------------------------------------------------------------
 
 
+def norms_of(case, mesh, check_vma):
+    """Return a norm of split rows and the norm of whole rows, as functions of named operands."""
+    function, given, options, shapes = case
+    own, is_added = drawn(*given, **shapes), function.startswith("add_")
+    specs = {name: spec_of(one) for name, one in own.items()}
+    norm = partial(call, getattr(cunorm.jax, function), is_added, **options)
+    out = (SPECS["x"],) * 2 if is_added else SPECS["x"]
+    mapped = {"mesh": mesh, "in_specs": (specs,), "out_specs": out, "check_vma": check_vma}
+    return jax.shard_map(partial(norm, axis_name="tp"), **mapped), norm, own
+
+
 def check_functions(cases, mesh, *, check_vma):
     """Check values and all gradients, with grad outside of shard_map, in one compiled function."""
-    splits, wholes, arrays = [], [], []
-    for function, given, options, shapes in cases:
-        own = drawn(*given, **shapes)
-        specs = {name: spec_of(one) for name, one in own.items()}
-        is_added = function.startswith("add_")
-        norm = partial(call, getattr(cunorm.jax, function), is_added, **options)
-        out = (SPECS["x"],) * 2 if is_added else SPECS["x"]
-        split = partial(norm, axis_name="tp")
-        mapped = {"mesh": mesh, "in_specs": (specs,), "out_specs": out, "check_vma": check_vma}
-        splits.append(jax.shard_map(split, **mapped))
-        wholes.append(norm)
-        arrays.append(own)
+    splits, wholes, arrays = zip(*(norms_of(one, mesh, check_vma) for one in cases), strict=True)
 
     @partial(jax.jit, static_argnums=0)
     def run(norms, arrays):
@@ -95,9 +96,7 @@ def check_functions(cases, mesh, *, check_vma):
             found.append((values, pull(tuple(dys) if type(values) is tuple else dys[0])))
         return found
 
-    for case, found, right in zip(
-        cases, run(tuple(splits), arrays), run(tuple(wholes), arrays), strict=True
-    ):
+    for case, found, right in zip(cases, run(splits, arrays), run(wholes, arrays), strict=True):
         with at(f"{case}"):
             assert_close(found, right)
 
@@ -106,6 +105,25 @@ def call(norm, is_added, arrays, **options):
     if is_added:
         return tuple(norm(**{"residual": None} | arrays, **options))
     return norm(**arrays, **options)
+
+
+def check_derivatives(cases, mesh, *, check_vma, of=("jvp", "jvp of grad", "grad of jvp of grad")):
+    """Check derivatives in forward mode and of higher orders."""
+    for case in cases:
+        split, whole, own = norms_of(case, mesh, check_vma)
+        for how in of:
+            found, right = (
+                jax.jit(DERIVATIVES[how](partial(summed, norm, tuple(own))))(*own.values())
+                for norm in (split, whole)
+            )
+            with at(f"{how} of {case}"):
+                assert_close(found, right)
+
+
+def summed(norm, names, *arrays):
+    """Return the sum of y and, if there is one, twice the new stream."""
+    results = norm(dict(zip(names, arrays, strict=True)))
+    return results[0] + 2 * results[1] if type(results) is tuple else results
 
 
 # --- transformations ------------------------------------------------------------------------------
@@ -265,6 +283,7 @@ def check_some():
         check_wide("2x2")
         with jax.enable_x64(True):
             check_functions(CASES[::4], mesh_of("2"), check_vma=False)
+            check_derivatives(CASES[6:7], mesh_of("2"), check_vma=True, of=["jvp of grad"])
 
 
 def check_all(name):
@@ -281,6 +300,8 @@ def check_wide(name):
     check_a_float32_stream_of_bfloat16(mesh)
     with jax.enable_x64(True):
         check_functions(CASES, mesh, check_vma=True)
+        check_derivatives(CASES, mesh, check_vma=True)
+        check_derivatives(CASES[2:9:3], mesh, check_vma=False)
         check_transformations(mesh)
         check_gradients_of_some_operands(mesh)
         check_a_stream_alone(mesh)
