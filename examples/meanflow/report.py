@@ -16,8 +16,8 @@ Points = NDArray[np.float32]  # of shape (number of points, 2)
 
 CLUSTERS, RADIUS, SPREAD = 8, 2.0, 0.1
 COMPARED = 4096  # points of each set
-ENOUGH = 0.4  # of the distance between noise and data
-QUICK = {"steps": 250, "batch": 256}
+ENOUGH = 0.5  # of the distance between noise and data
+QUICK = {"steps": 150, "batch": 256}
 
 
 def command_line(description: str, steps: int) -> argparse.ArgumentParser:
