@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The device of an example: of PyTorch, or NumPy on the CPU and CuPy on a GPU."""
+"""The device of an example: of PyTorch or JAX, or NumPy on the CPU and CuPy on a GPU."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def torch_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
     if wanted == "cuda" and not there:
         parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
     return wanted or ("cuda" if there else "cpu")
+
+
+def jax_device(parser: argparse.ArgumentParser, wanted: str | None) -> Any:
+    """Return the device that --device names, or JAX's default device."""
+    import jax
+
+    try:
+        there = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        return jax.devices(wanted or there)[0]
+    except RuntimeError as error:
+        parser.error(f"--device {wanted}: {error}")
 
 
 def wait(xp: Any) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 import jax
 import numpy as np
 from char_lm.data import Corpus, corpus, installation_text, random_windows
+from devices import jax_device
 from jax_char_lm.model import Shape, initial, step
 from jax_char_lm.norms import CUNORM, HAND_WRITTEN, Norms
 from options import parse, rate, seed, size
@@ -72,11 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     longest = len(data.training) - 1
     if options.context > longest:
         parser.error(f"--context is {options.context}, expected at most {longest} for this text")
-    try:
-        there = "cuda" if jax.default_backend() == "gpu" else "cpu"
-        device = jax.devices(options.device or there)[0]
-    except RuntimeError as error:
-        parser.error(f"--device {options.device}: {error}")
+    device = jax_device(parser, options.device)
     print(f"{name}: {len(text)} characters, {len(data.characters)} different; on {device}")
     with jax.default_device(device):
         choices = {"jax.numpy": HAND_WRITTEN, "cunorm.jax": CUNORM}

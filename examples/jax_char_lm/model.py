@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax_adam
 import numpy as np
+from jax_adam import Parameters, State
 
 from jax_char_lm.norms import Norms
-
-Parameters = dict[str, Any]
-
-BETAS, TINY = (0.9, 0.99), 1e-8  # of Adam
 
 
 class Shape(NamedTuple):
@@ -24,15 +22,6 @@ class Shape(NamedTuple):
     layers: int
     heads: int
     context: int
-
-
-class State(NamedTuple):
-    """The state that a step of training updates."""
-
-    parameters: Parameters
-    means: Parameters  # of the gradients
-    squares: Parameters  # means of the gradients' squares
-    step: Any
 
 
 def initial(shape: Shape, seed: int) -> State:
@@ -52,12 +41,7 @@ def initial(shape: Shape, seed: int) -> State:
     for name in norms:
         of_head = name.endswith((".q", ".k"))
         drawn[name] = np.ones(width // shape.heads if of_head else width)
-    zeros = {name: np.zeros_like(array) for name, array in drawn.items()}
-    parameters, means, squares = (
-        {name: jnp.asarray(array.astype(np.float32)) for name, array in arrays.items()}
-        for arrays in (drawn, zeros, zeros)
-    )
-    return State(parameters, means, squares, jnp.asarray(np.int32(0)))
+    return jax_adam.initial(drawn)
 
 
 def loss(norms: Norms, shape: Shape, parameters: Parameters, inputs: Any, targets: Any) -> Any:
@@ -95,14 +79,4 @@ def step(
     value, grads = jax.value_and_grad(loss, argnums=2)(
         norms, shape, state.parameters, inputs, targets
     )
-    count = state.step + 1
-    first, second = BETAS
-    means = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state.means, grads)
-    squares = jax.tree.map(lambda s, g: second * s + (1 - second) * g * g, state.squares, grads)
-
-    def updated(parameter: Any, mean: Any, square: Any) -> Any:
-        root = jnp.sqrt(square / (1 - second**count))
-        return parameter - rate * (mean / (1 - first**count)) / (root + TINY)
-
-    parameters = jax.tree.map(updated, state.parameters, means, squares)
-    return State(parameters, means, squares, count), value
+    return jax_adam.updated(state, grads, rate), value

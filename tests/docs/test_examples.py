@@ -14,7 +14,7 @@ from tests.support.processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = pytest.mark.real_gpu("PyTorch, JAX and hundreds of steps need a real GPU")
-STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT = [
+STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT, PINN, FLOW, JAX_FLOW = [
     "prenorm_stack",
     "train_char_lm",
     "vae_block",
@@ -24,6 +24,9 @@ STACK, TRAINING, DENOISING, TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT = [
     "jax_train",
     "torch_split_rows",
     "jax_split_rows",
+    "jax_pinn",
+    "torch_meanflow",
+    "jax_meanflow",
 ]
 SMALL = {
     STACK: "--layers 3 --rows 64 --width 64 --repeats 2",
@@ -42,13 +45,13 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(name):
-        if name in (TORCH, DIT, FLOAT8, JAX, SPLIT, JAX_SPLIT):
-            library = name.partition("_")[0]
+        library = name.partition("_")[0]
+        if library in ("torch", "jax"):
             pytest.importorskip(library, reason=f"{library} is not installed")
         module = importlib.import_module(name)
         if hasattr(module, "keep_freed_memory"):
             monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
-        if name in (TORCH, DIT):  # the example sets the number of threads, fixed here
+        if name in (TORCH, DIT, FLOW):  # the example sets the number of threads, fixed here
             monkeypatch.setattr(module.torch, "set_num_threads", lambda count: None)
         return module
 
@@ -351,6 +354,62 @@ def test_an_example_of_split_rows_exits_with_1_if_a_gradient_is_wrong(run, examp
     assert shown == 1e-4
 
 
+# --- higher derivatives ---------------------------------------------------------------------------
+
+
+def test_a_network_solves_the_heat_equation_by_derivatives_of_its_norms(run):
+    printed, (steps, before, after, tolerance) = run(PINN, " solves ")
+    first, last = map(float, re.findall(r"(\S+) at (?:first|last)", printed.out))
+    assert steps == 300 and before > 0.5
+    assert after < tolerance == 0.02  # it is 0.012
+    assert last < 0.01 * first
+
+
+of_flows = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of torch.func.jvp
+
+
+@of_flows
+@pytest.mark.parametrize("script", [FLOW, JAX_FLOW])
+def test_a_mean_flow_draws_data_in_one_step(script, run):
+    printed, (steps, before, after, tolerance) = run(script, " draws the data: ")
+    assert steps == 150
+    assert after < tolerance < 0.51 * before  # it is 0.4 of it
+    (least,) = re.findall(r"^(\d\.\d+) of other data$", printed.out, re.M)
+    assert float(least) < 0.1 * before  # two sets of data differ, too
+
+
+@of_flows
+def test_a_mean_flow_that_is_not_trained_exits_with_1(run):
+    _, (_, before, after, tolerance) = run(FLOW, " does not draw ", arguments="--steps 2", status=1)
+    assert tolerance < after < 1.1 * before
+
+
+@of_flows
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("script", [FLOW, JAX_FLOW])
+def test_a_mean_flow_without_its_derivative_of_time_exits_with_1(script, run, example, monkeypatch):
+    def wrong(function, primals, tangents):
+        return function(*primals), 0
+
+    module = example(script)
+    monkeypatch.setattr(module.jax if script == JAX_FLOW else module.torch.func, "jvp", wrong)
+    _, (*_, after, tolerance) = run(script, " does not draw ", status=1)
+    assert after > 2 * tolerance
+
+
+@pytest.mark.exhaustive
+def test_a_network_whose_norms_have_wrong_derivatives_exits_with_1(run, example, monkeypatch):
+    script = example(PINN)
+    right, stop = script.cunorm.jax.layer_norm, script.jax.lax.stop_gradient
+
+    def wrong(x, weight, bias):
+        return stop(right(x, weight, bias)) + x - stop(x)
+
+    monkeypatch.setattr(script.cunorm.jax, "layer_norm", wrong)
+    _, (*_, after, tolerance) = run(PINN, " does not solve ", status=1)
+    assert after > 5 * tolerance
+
+
 # --- what examples share --------------------------------------------------------------------------
 
 
@@ -365,6 +424,7 @@ def test_an_example_of_split_rows_exits_with_1_if_a_gradient_is_wrong(run, examp
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
         (FLOAT8, "--tokens 40", "--tokens is 40, expected a multiple of 16"),
         (DIT, "--width 12", "--width is 12, expected a multiple of twice --heads, 8"),
+        (FLOW, "--width 30", "--width is 30, expected a multiple of 4"),
         (SPLIT, "--heads 8 --ranks 3", "--heads is 8, expected a multiple of the parts, 3"),
         (STACK, "--output no/a.png", "argument --output: is no/a.png, expected a file in a folder"),
         (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),

@@ -54,6 +54,7 @@ def as_parameter(example: Example) -> Any:
     return pytest.param(example.code, id=example.name, marks=marks)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of torch.func.jvp
 @pytest.mark.parametrize("code", [as_parameter(example) for example in examples()])
 def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # Keras reads it when imported

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The data of the examples of mean flows, and their report."""
