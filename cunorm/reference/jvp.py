@@ -122,7 +122,7 @@ def group_norm_jvp(
     weight: Array | None = None,
     bias: Array | None = None,
     *,
-    x_tangent: Array | None = None,
+    x_tangent: Array,
     weight_tangent: Array | None = None,
     bias_tangent: Array | None = None,
     mean: Array,
@@ -145,7 +145,7 @@ def group_norm_jvp(
     """
     grid, of_group = as_grid(x, num_groups, channel_axis), rstd.astype(np.float64)[..., None]
     r = _normalised(as_group_rows(grid), mean, of_group, center=True)
-    v = np.zeros_like(grid) if x_tangent is None else as_grid(x_tangent, num_groups, channel_axis)
+    v = as_grid(x_tangent, num_groups, channel_axis)
     of_r = _tangent(as_group_rows(v), r, of_group, center=True).reshape(grid.shape)
     r = r.reshape(grid.shape)
     of_n, n = of_r * per_channel(weight, grid), r * per_channel(weight, grid)

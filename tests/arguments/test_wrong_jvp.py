@@ -42,7 +42,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "normalize_jvp",
         {"out": X.astype("f8"), "dtype": "float32"},
-        "dtype is float32, but out has dtype",
+        "out has dtype float64, expected",
     ),
     ("rms_norm_jvp", {"axis": 2}, "axis"),
     ("rms_norm_jvp", {"groups": 3}, "groups"),
