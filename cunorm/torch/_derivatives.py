@@ -68,7 +68,11 @@ class Functions:
             present(output),
         )
         has_two = pair.is_rows and (is_dual or pair.has_stream_gradient(spec, wanted))
-        ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
+        hidden = output[2 if has_two else 1 :]
+        # Under vmap, PyTorch forgets what is marked, and then refuses the tangent None.
+        if is_dual:
+            hidden = tuple(one for one in hidden if one.dtype is torch.bool)
+        ctx.mark_non_differentiable(*hidden)
         saved = pair.save(ctx, spec, wanted, arrays, outputs, keeps_branch=is_dual)
         if is_dual:
             ctx.save_for_forward(*saved)
@@ -118,7 +122,7 @@ class Functions:
         named = dict(zip(self.pair.saved, saved, strict=True))
         given = dict(zip(self.pair.forward.inputs, tangents, strict=False))
         if not self.pair.is_rows:
-            return (self.tangent_of(ctx, named, given), None, None)
+            return (self.tangent_of(ctx, named, given), *_no_tangents(named))
         x: Any = named["x"]
         given["x"] = stream = stream_tangent(ctx, named, given)
         if ctx.spec.gate_position == "branch":
@@ -126,7 +130,7 @@ class Functions:
         y = self.tangent_of(ctx, named, given)
         if stream is None and ctx.has_stream:
             stream = torch.zeros_like(x)
-        return (y, stream if ctx.has_stream else None, None, None)
+        return (y, stream if ctx.has_stream else None, *_no_tangents(named))
 
     def tangent_of(self, ctx: Context, named: Named, tangents: Named) -> Tensor:
         """Return the tangent of y, which torch can differentiate."""
@@ -138,6 +142,12 @@ class Functions:
         arrays = [named[slot.name] for slot in self.pair.tangent.input_slots]
         (y,) = self.tangent(*arrays, spec, ctx.spec)
         return y
+
+
+def _no_tangents(named: Named) -> Tensors:
+    """Return zeros for the statistics: derivatives are those of x, not of its statistics."""
+    statistics = (named.get(name) for name in ("mean", "rstd"))
+    return [None if one is None else torch.zeros_like(one) for one in statistics]
 
 
 @memoize()

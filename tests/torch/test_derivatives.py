@@ -342,3 +342,39 @@ def test_modules_have_hessians_of_their_parameters():
     found, expected = (hessian(one)(own, x) for one in (loss, exact))
     for name, other in product(own, own):
         assert_close(found[name][other], expected[name][other])
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "group_norm", "add_rms_norm"])
+def test_forward_mode_goes_through_a_vmap(norm):
+    """PyTorch forgets under vmap which outputs of a Function are not differentiable."""
+    x, v = (torch.tensor(draw(name, (3, 2, 4, 8), "float64")) for name in ("x", "v"))
+
+    def rows(x):
+        axes = (-2, -1) if norm == "group_norm" else (-1,)
+        q = x if "rms" in norm else x - x.mean(axes, keepdim=True)
+        return q * (q.square().mean(axes, keepdim=True) + (1e-6 if "rms" in norm else 1e-5)).rsqrt()
+
+    def formula(x):
+        return rows(3 * x) + 3 * x if norm == "add_rms_norm" else rows(x)
+
+    def call(x):
+        if norm == "add_rms_norm":
+            return sum(ct.add_rms_norm(x, 2 * x))
+        options = {"num_groups": 1, "channel_axis": -1} if norm == "group_norm" else {}
+        return getattr(ct, norm)(x, **options)
+
+    def derivatives(function):
+        mapped = torch.func.vmap(function)
+
+        def loss(x):
+            return mapped(x).sin().sum()
+
+        def tangent(x):
+            return torch.func.jvp(loss, (x,), (v,))[1]
+
+        yield torch.func.jvp(mapped, (x,), (v,))[1]
+        yield torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
+        yield torch.func.grad(tangent)(x)
+
+    for found, right in zip(derivatives(call), derivatives(formula), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
