@@ -27,7 +27,7 @@ def group_norm_jvp(
 ) -> ArrayT:
     """Return the tangent of y of `group_norm`: a Jacobian-vector product, for forward mode.
 
-    A tangent is marked by ', a tangent that is not given is 0. mean() is over a group, g is the
+    A tangent is marked by '; that of weight or bias is 0 if it is not given. mean() is over a group, g is the
     activation, and g' its derivative::
 
         r = (x - mean) * rstd
