@@ -27,8 +27,8 @@ def group_norm_jvp(
 ) -> ArrayT:
     """Return the tangent of y of `group_norm`: a Jacobian-vector product, for forward mode.
 
-    A tangent is marked by '; that of weight or bias is 0 if it is not given. mean() is over a group, g is the
-    activation, and g' its derivative::
+    A tangent is marked by '; that of weight or bias is 0 if it is not given. mean() is over a
+    group, g is the activation, and g' its derivative::
 
         r = (x - mean) * rstd
         r' = rstd * (x' - mean(x') - r * mean(r * x'))
