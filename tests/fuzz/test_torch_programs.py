@@ -59,7 +59,7 @@ def check_programs(seeds, norms, wraps, *, few):
 
 
 def test_programs_have_the_results_of_formulas():
-    check_programs(range(2 * len(WAYS)), FEW, {*WRAPS} - {"autocast"}, few=True)
+    check_programs(range(3 * len(WAYS)), FEW, {*WRAPS} - {"autocast"}, few=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
