@@ -5,7 +5,6 @@ A fallback is slower or refuses more calls, but never lets a wrong call through.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,9 +87,7 @@ _WRAPPERS: tuple[type, ...] = (
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 
 
-_excluding: Callable[[Any, bool], Any] = _private(
-    "_C._SetExcludeDispatchKeyGuard", lambda key, is_excluded: nullcontext()
-)
+_excluding: Callable[[Any, bool], Any] = _private("_C._SetExcludeDispatchKeyGuard")
 
 
 def has_tangent(tensor: Tensor) -> bool:

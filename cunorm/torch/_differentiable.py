@@ -40,9 +40,15 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
             # this level are `tangents`.
             with set_tangents(True):
                 saved = [None if one is None else primal(one) for one in ctx.saved_tensors]
-                return tuple(jvp(ctx, saved, *tangents))
+                return tuple([_apart(one, tangents) for one in jvp(ctx, saved, *tangents)])
 
     return Differentiable.apply
+
+
+def _apart(found: Operand, tangents: Sequence[Operand]) -> Operand:
+    """Return a result's tangent, not an operand's: each may be changed in place with its tensor."""
+    is_given = any(found is one for one in tangents if one is not None)
+    return found.clone() if found is not None and is_given else found
 
 
 def _without_tangent(argument: Any) -> Any:

@@ -4,7 +4,6 @@
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -14,51 +13,20 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cunorm.torch as ct  # noqa: E402
-from tests.fuzz.torch_programs import formula  # noqa: E402
-from tests.support.operands import draw  # noqa: E402
-from tests.support.torch_cases import CASES, Watch, case, factors, tensor  # noqa: E402
+from tests.support.torch_cases import case, tensor  # noqa: E402
+from tests.support.torch_derivatives import (  # noqa: E402
+    all_of,
+    assert_close,
+    directions,
+    formula_of,
+    leaves,
+    names,
+    total,
+    values,
+)
 
 # PyTorch warns in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
-FEW = ("rms_norm", "group_norm")  # whose kernels CI compiles
-names = pytest.mark.parametrize(
-    "name",
-    [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
-)
-
-
-def formula_of(name):
-    """Return a case's function in torch's operations."""
-    function, operands, options = CASES[name]
-
-    def call(x, *rest):
-        named = dict(zip(operands.split(), rest, strict=True))
-        y, stream = formula(function, x, named, dict(options), exact=True)
-        return (y,) if stream is None else (y, stream)
-
-    return call
-
-
-def values(name):
-    return tuple(one.detach() for one in case(name)[1])
-
-
-def assert_close(found, expected):
-    for one, other in zip(leaves(found), leaves(expected), strict=True):
-        one, other = (0.0 if t is None else t.detach().numpy() for t in (one, other))
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
-
-
-def leaves(found):
-    if found is None or isinstance(found, torch.Tensor):
-        return [found]
-    return [one for part in found for one in leaves(part)]
-
-
-def total(call, *tensors):
-    return sum((one.sin() * factors(one)).sum() for one in call(*tensors))
-
-
 # --- mixes of both modes --------------------------------------------------------------------------
 
 
@@ -76,13 +44,6 @@ def reverse(call, turn):
         return (sum((one * other).sum() for one, other in pairs),)
 
     return derivative
-
-
-def directions(given, turn):
-    drawn = [
-        draw(f"{turn} {index}", tuple(one.shape), "float64") for index, one in enumerate(given)
-    ]
-    return tuple(map(torch.from_numpy, drawn))
 
 
 @names
@@ -175,10 +136,6 @@ def of_duals(call, given):
         )
 
 
-def all_of(given):
-    return tuple(range(len(given)))
-
-
 WAYS = {
     "third": third,
     "checkpointed": checkpointed,
@@ -211,22 +168,6 @@ WAYS = {
 def test_each_way_of_pytorch_gives_the_derivatives_of_the_formula(name, way):
     found = WAYS[way](case(name)[0], values(name))
     assert_close(found, WAYS[way](formula_of(name), values(name)))
-
-
-@names
-def test_modes_and_subclasses_see_tangents(name):
-    call, given = case(name)[0], values(name)
-    kind = type("Plain", (torch.Tensor,), {})
-    with forward_ad.dual_level():
-        duals = [*map(forward_ad.make_dual, given, directions(given, 0))]
-        expected = [forward_ad.unpack_dual(one) for one in call(*duals)]
-        with Watch() as watch:
-            watched = call(*duals)
-        for results in (watched, call(*(one.as_subclass(kind) for one in duals))):
-            for one, right in zip(results, expected, strict=True):
-                for mine, its in zip(forward_ad.unpack_dual(one), right, strict=True):
-                    assert torch.equal(mine.as_subclass(torch.Tensor), its)
-    assert any("_jvp" in operator.name() for operator, _ in watch.seen)
 
 
 # --- roundings ------------------------------------------------------------------------------------
@@ -274,107 +215,3 @@ def test_derivatives_of_mixed_dtypes_have_their_operands_dtypes_and_are_near_tho
         # A few roundings of intermediate results in the narrowest dtype.
         bound = 8 * torch.finfo(getattr(torch, dtype)).eps * max(1.0, float(exact.abs().max()))
         assert (one.double() - exact).abs().max() <= bound
-
-
-# --- compiled functions ---------------------------------------------------------------------------
-
-COMPILED = {
-    "grad": lambda call, given: grad(partial(total, call), all_of(given))(*given),
-    "jvp": lambda call, given: jvp(call, given, directions(given, 0))[1],
-    "hessian": lambda call, given: hessian(lambda *tensors: total(call, *tensors))(*given),
-    "a batch": lambda call, given: vmap(grad(partial(total, call)))(
-        *(torch.stack([one, 2 * one]) for one in given)
-    ),
-}
-
-
-@names
-@pytest.mark.parametrize("way", COMPILED)
-def test_compiled_transforms_have_the_derivatives_of_the_formula(name, way):
-    torch.compiler.reset()
-    call, given = case(name)[0], values(name)
-    moved = directions(given, 0)
-
-    def run(*given):
-        if way == "jvp":
-            return jvp(call, given, moved)[1]
-        return COMPILED[way](call, given)
-
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
-    assert_close(compiled(*given), COMPILED[way](formula_of(name), given))
-
-
-@pytest.mark.filterwarnings("ignore:.*Dynamo")
-def test_compiled_functions_are_transformed_or_refuse_tangents_that_they_would_drop():
-    x = tensor("x", 2, 4, 6, grad=False)
-    weight = tensor("weight", 6, grad=False)
-
-    def norm(x):
-        return ct.rms_norm(x, weight)
-
-    torch.compiler.reset()
-    compiled = torch.compile(norm, backend="aot_eager")
-    compiled(x)
-    with forward_ad.dual_level(), pytest.raises(ValueError, match="x has a forward-mode tangent"):
-        compiled(forward_ad.make_dual(x, x.cos()))
-    assert_close(jvp(compiled, (x,), (x.cos(),)), jvp(norm, (x,), (x.cos(),)))
-
-
-def test_a_compiled_transform_checks_its_operands():
-    def loss(x):
-        return ct.rms_norm(x, torch.ones(1)).sum()
-
-    compiled = torch.compile(grad(loss), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"rms_norm: weight has shape \(1,\), expected \(8,\)"):
-        compiled(torch.ones(3, 8))
-
-
-def test_modules_have_hessians_of_their_parameters():
-    norm, x = ct.LayerNorm(6).double(), tensor("x", 2, 4, 6, grad=False)
-    own = {name: one.detach() for name, one in norm.named_parameters()}
-
-    def loss(parameters, x):
-        return torch.func.functional_call(norm, parameters, (x,)).sin().sum()
-
-    def exact(parameters, x):
-        return torch.nn.functional.layer_norm(x, (6,), **parameters).sin().sum()
-
-    found, expected = (hessian(one)(own, x) for one in (loss, exact))
-    for name, other in product(own, own):
-        assert_close(found[name][other], expected[name][other])
-
-
-@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "group_norm", "add_rms_norm"])
-def test_forward_mode_goes_through_a_vmap(norm):
-    """PyTorch forgets under vmap which outputs of a Function are not differentiable."""
-    x, v = (torch.tensor(draw(name, (3, 2, 4, 8), "float64")) for name in ("x", "v"))
-
-    def rows(x):
-        axes = (-2, -1) if norm == "group_norm" else (-1,)
-        q = x if "rms" in norm else x - x.mean(axes, keepdim=True)
-        return q * (q.square().mean(axes, keepdim=True) + (1e-6 if "rms" in norm else 1e-5)).rsqrt()
-
-    def formula(x):
-        return rows(3 * x) + 3 * x if norm == "add_rms_norm" else rows(x)
-
-    def call(x):
-        if norm == "add_rms_norm":
-            return sum(ct.add_rms_norm(x, 2 * x))
-        options = {"num_groups": 1, "channel_axis": -1} if norm == "group_norm" else {}
-        return getattr(ct, norm)(x, **options)
-
-    def derivatives(function):
-        mapped = torch.func.vmap(function)
-
-        def loss(x):
-            return mapped(x).sin().sum()
-
-        def tangent(x):
-            return torch.func.jvp(loss, (x,), (v,))[1]
-
-        yield torch.func.jvp(mapped, (x,), (v,))[1]
-        yield torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
-        yield torch.func.grad(tangent)(x)
-
-    for found, right in zip(derivatives(call), derivatives(formula), strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)

@@ -77,6 +77,7 @@ def test_private_names_are_in_one_module():
 X, W = tensor("x", 3, 4, 6), tensor("weight", 6)
 USERS = (_torch_private, adapter, _autograd, _library, _tensors, swap)
 REQUIRED = (
+    "_C._SetExcludeDispatchKeyGuard",
     "_C._are_functorch_transforms_active",
     "_C._TorchDispatchModeKey.FAKE",
     "_C._TorchDispatchModeKey.PROXY",
@@ -165,7 +166,6 @@ FALLBACKS = {  # name: the programs that may be refused without it
     "_C._functorch.is_functorch_wrapped_tensor": ("an escaped tensor",),
     "_C._functorch.is_batchedtensor": (),
     "_C._functorch.is_legacy_batchedtensor": (),
-    "_C._SetExcludeDispatchKeyGuard": (),
     "Tensor._is_zerotensor": (),
     "_subclasses.fake_tensor.FakeTensor": (),
     "_subclasses.functional_tensor.FunctionalTensor": (),
