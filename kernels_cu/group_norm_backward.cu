@@ -13,6 +13,7 @@
 // As in the forward, each part's sums are found and then combined. Each part also writes a row of
 // sums of h for dbias, and a row of sums of h * p, which correct_dweight_sums turns into sums of
 // h * r for dweight. param_grad.cu adds up the rows.
+#include "group_derivative.cuh"
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -38,9 +39,6 @@ struct Arguments {
   typename B::compute_t* handed_on;
   Sizes sizes;
 };
-
-enum PartSums { SumH, SumHP, SumP };                  // sums of weight * h, weight * h * p, p
-enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: two for dx, one for dweight
 
 template <class B>
 struct Inputs {
@@ -101,25 +99,6 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Strip& str
   if constexpr (B::dweight || B::dbias) team.store(strip, found, SumH, arguments.dbias_sums + row);
 }
 
-template <class B, class Group>
-__device__ inline void combine_sums(const Arguments<B>& arguments, const Group& group) {
-  using C = typename Group::C;
-  Pack<C, 3> sums = {};
-  group.for_each_part([&](const auto& part) {
-    for (int i = 0; i < 3; ++i) sums.item[i] += part.values.item[i];
-  });
-  sums = warp_all_reduce<32>(sums);
-  if (!group.is_first_thread()) return;
-
-  const C rstd = arguments.rstd[group.index()], elements = group.elements();
-  const C correction = sums.item[SumP] / elements, a = sums.item[SumH] / elements;
-  const C b = rstd * (sums.item[SumHP] - correction * sums.item[SumH]) / elements;
-  const C factor_of_p = -rstd * rstd * b;
-  group.put(FactorOfP, factor_of_p);
-  group.put(Offset, -rstd * a - correction * factor_of_p);
-  group.put(Correction, correction);
-}
-
 template <class B, class Strip, class Found>
 __device__ inline void write_dx(const Arguments<B>& arguments, const Strip& strip,
                                 const Found& channels, const GroupTeam<B>& team) {
@@ -171,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
 
   // Factors.
   if constexpr (Build::combine)
-    for_each_group(team, [&](const auto& group) { combine_sums(arguments, group); });
+    for_each_group(team, [&](const auto& group) { combine_sums(arguments.rstd, group); });
 
   // Store.
   if constexpr (Build::write)

@@ -2,11 +2,12 @@
 // Group norm, forward mode: the tangent of y.
 //
 //   r  = (x - mean) * rstd,   n = weight * r + bias          a tangent is marked by '
-//   r' = rstd * (x' - mean(x') - r * mean(r * x'))           means are over a group
+//   r' = rstd * (h - mean(h) - r * mean(r * h)),  h = x'     means are over a group
 //   y' = g'(n) * (weight * r' + weight' * r + bias')         g: the activation
 //
 // As in the backward, each part's sums are found and then combined, and the rounding error of the
 // saved mean is measured and removed: x - mean is p, and r is (p - correction) * rstd.
+#include "group_derivative.cuh"
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -32,15 +33,12 @@ struct Arguments {
   Sizes sizes;
 };
 
-enum PartSums { SumV, SumVP, SumP };                  // sums of v = x', of v * p, of p
-enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: two for r', one for r
-
 template <class B>
 struct Inputs {
   TilePacks<B, typename B::x_tangent_t> x_tangent;
   TilePacks<B, typename B::x_t> x;
 
-  // Calls visit(item, p, v) for the items of a pack.
+  // Calls visit(item, p, h) for the items of a pack.
   template <class At, class Visit>
   __device__ void for_each_of_pack(At at, const ChannelItems<B>& mean, Visit visit) const {
     const auto x_pack = x[at];
@@ -64,33 +62,14 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Strip& str
                                  const Inputs<B>& inputs, const GroupTeam<B>& team) {
   const auto mean = of_groups<B>(arguments.mean, strip);
   const auto found = strip.template sums<3>([&](auto at, auto& sums) {
-    inputs.for_each_of_pack(at, mean, [&](auto item, auto p, auto v) {
-      sums[SumV].add(item, v);
-      sums[SumVP].add_product(item, v, p);
+    inputs.for_each_of_pack(at, mean, [&](auto item, auto p, auto h) {
+      sums[SumH].add(item, h);
+      sums[SumHP].add_product(item, h, p);
       sums[SumP].add(item, p);
     });
   });
   const absent* const unweighted = nullptr;
   team.hand_on(strip, found, unweighted);
-}
-
-template <class B, class Group>
-__device__ inline void combine_sums(const Arguments<B>& arguments, const Group& group) {
-  using C = typename Group::C;
-  Pack<C, 3> sums = {};
-  group.for_each_part([&](const auto& part) {
-    for (int i = 0; i < 3; ++i) sums.item[i] += part.values.item[i];
-  });
-  sums = warp_all_reduce<32>(sums);
-  if (!group.is_first_thread()) return;
-
-  const C rstd = arguments.rstd[group.index()], elements = group.elements();
-  const C correction = sums.item[SumP] / elements, mean_v = sums.item[SumV] / elements;
-  const C mean_rv = rstd * (sums.item[SumVP] - correction * sums.item[SumV]) / elements;
-  const C factor_of_p = -rstd * rstd * mean_rv;
-  group.put(FactorOfP, factor_of_p);
-  group.put(Offset, -rstd * mean_v - correction * factor_of_p);
-  group.put(Correction, correction);
 }
 
 // The parameters of a strip's channels.
@@ -123,10 +102,10 @@ __device__ inline void write_tangent(const Arguments<B>& arguments, const Strip&
   const auto correction = factor(Correction);
   strip.for_each_pack([&](auto at) {
     TileOutput<B, typename B::y_tangent_t> y_tangent(strip, arguments.y_tangent, at);
-    inputs.for_each_of_pack(at, mean, [&](auto item, auto p, auto v) {
+    inputs.for_each_of_pack(at, mean, [&](auto item, auto p, auto h) {
       const int i = B::channels_last ? item.index : 0;
       const auto r = (p - correction.item[i]) * rstd.item[i];
-      auto n = r, found = fma(v, rstd.item[i], fma(p, factor_of_p.item[i], offset.item[i]));
+      auto n = r, found = fma(h, rstd.item[i], fma(p, factor_of_p.item[i], offset.item[i]));
       if constexpr (present<typename B::weight_t>) {
         n *= of.weight.item[i];
         found *= of.weight.item[i];
@@ -160,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
 
   // Factors.
   if constexpr (Build::combine)
-    for_each_group(team, [&](const auto& group) { combine_sums(arguments, group); });
+    for_each_group(team, [&](const auto& group) { combine_sums(arguments.rstd, group); });
 
   // Store.
   if constexpr (Build::write)

@@ -6,50 +6,31 @@ the transpose of the other. JAX derives them again by `formula`, in the arrays t
 besides.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cunorm._core.dtypes import DType
-from cunorm._core.memo import memoize
 from cunorm._core.operands import present
-from cunorm._core.tensor import OptionalSpec
-from cunorm.jax._call import Call, gates_branch, replace_interned
+from cunorm.jax._call import Call, gates_branch
 from cunorm.jax._formulas import ACTIVATIONS, STATISTICS
+from cunorm.jax._linear import (
+    Kernels,
+    Linear,
+    Named,
+    Names,
+    added,
+    named,
+    shaped,
+    spec_of,
+    specs_of_results,
+    without_zeros,
+)
 from cunorm.jax._primitive import Found, Function, Shaped
-
-Names = tuple[str, ...]
-Named = dict[str, Any]  # arrays by name; None is zero
-
-
-class Kernels(Protocol):
-    """The kernels of a norm, and its formula."""
-
-    corrects: bool  # whether the statistics of centred rows have a correction of the mean
-
-    def run(self, spec: Any, arrays: Sequence[Any], *, saves: bool) -> Named:
-        """Return y and the new stream, with `saves` also the statistics of rows."""
-
-    def derive(self, spec: Any, x_dtype: DType, needs: Names, given: Named) -> Named:
-        """Return the gradients of the operands in `needs`; `given` has the backward's inputs."""
-
-    def push(self, call: Call, given: Named, saved: Named) -> Array:
-        """Return y's tangent for those of x (the array that is normalised) and of others."""
-
-    def formula(self, call: Call, operands: Named) -> Array:
-        """Return y in the compute dtype."""
-
-    def needs_bias(self, spec: Any, wanted: Names) -> bool:
-        """Return whether derivatives by the wanted operands need the bias."""
-
-
-_RESULTS = ("y", "residual", *STATISTICS)  # residual is the new stream
 
 
 @dataclass(frozen=True)
@@ -62,44 +43,30 @@ class Forward(Function):
 
     @property
     def operands(self) -> Names:
-        named = zip(self.call.op.inputs, self.call.inputs, strict=True)
-        return tuple([name for name, one in named if one is not None])
+        pairs = zip(self.call.op.inputs, self.call.inputs, strict=True)
+        return tuple([name for name, one in pairs if one is not None])
 
     @property
     def names(self) -> Names:
-        return tuple(_specs_of_results(self.norm, self.call, self.saves))
+        return tuple(specs_of_results(self.norm, self.call, self.saves))
 
     def results(self) -> Sequence[Shaped]:
-        return [*map(_shaped, _specs_of_results(self.norm, self.call, self.saves).values())]
+        return [*map(shaped, specs_of_results(self.norm, self.call, self.saves).values())]
 
     def run(self, *arrays: Array) -> Sequence[Array]:
-        given = _named(self.operands, arrays)
+        given = named(self.operands, arrays)
         inputs = [*map(given.get, self.call.op.inputs)]
         found = self.norm.run(self.call.spec, inputs, saves=self.saves)
         return [present(found[name]) for name in self.names]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
         own = replace(self, saves=True)
-        operands, pushed = _named(self.operands, primals), _perturbed(self.operands, tangents)
-        results = _named(own.names, own.bind(*primals))
+        operands = named(self.operands, primals)
+        pushed = without_zeros(named(self.operands, tangents))
+        results = named(own.names, own.bind(*primals))
         saved = _saved(self.norm, self.call, operands, results, (*pushed,))
         found = Tangent(self.norm, self.call, (*pushed,), (*saved,)).bind_named(pushed, saved)
         return [results[name] for name in self.names], [*map(found.get, self.names)]
-
-
-@memoize()
-def _specs_of_results(norm: Kernels, call: Call, saves: bool) -> dict[str, Any]:
-    op, (_, spec, inputs) = call.op, call
-    own = Call(op, replace_interned(spec, saves=saves), inputs)
-    specs, shared = [*inputs, *op.no_outputs], dict(own.plan.shared)
-    for slot, one in own.plan.outputs:
-        specs[slot] = one
-    named = {
-        name: specs[shared.get(slot, slot)] for slot, name in enumerate(op.outputs, op.first_output)
-    }
-    if norm.corrects and named["mean"] is not None:
-        named["correction"] = named["mean"]
-    return {name: named[name] for name in _RESULTS if named.get(name) is not None}
 
 
 def _saved(norm: Kernels, call: Call, operands: Named, results: Named, wanted: Names) -> Named:
@@ -115,76 +82,7 @@ def _saved(norm: Kernels, call: Call, operands: Named, results: Named, wanted: N
     return known
 
 
-# --- linear functions -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Linear(Function):
-    """A function that is linear in the arrays with the names `given`."""
-
-    norm: Kernels
-    call: Call
-    given: Names
-    saved: Names
-
-    @property
-    @abstractmethod
-    def names(self) -> Names:
-        """The names of results."""
-
-    @abstractmethod
-    def run_named(self, given: Named, saved: Named) -> Named:
-        """Return the results by the kernels."""
-
-    @abstractmethod
-    def formula(self, given: Named, saved: Named) -> Named:
-        """Return the results by operations that JAX can derive by the saved arrays."""
-
-    def bind_named(self, given: Named, saved: Named) -> Named:
-        return _named(self.names, self.bind(*given.values(), *saved.values()))
-
-    def _split(self, arrays: Sequence[Any]) -> tuple[Named, Named]:
-        count = len(self.given)
-        return _named(self.given, arrays[:count]), _named(self.saved, arrays[count:])
-
-    def run(self, *arrays: Array) -> Sequence[Array]:
-        found = self.run_named(*self._split(arrays))
-        return [found[name] for name in self.names]
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Array], Found]:
-        given, saved = self._split(primals)
-        of_given, of_saved = (_without_zeros(one) for one in self._split(tangents))
-        # Statistics are those of x, by which the formula is derived.
-        of_saved = {name: one for name, one in of_saved.items() if name not in STATISTICS}
-        found: Named = {}
-        if of_given and not (of_saved and self._rounds(saved)):
-            found = replace(self, given=(*of_given,)).bind_named(of_given, saved)
-            of_given = {}
-        if of_saved:
-            more = _by_formula(self, given, saved, of_given, of_saved)
-            found = {name: _added(found.get(name), more[name]) for name in self.names}
-        return self.bind(*primals), [*map(found.get, self.names)]
-
-    def _rounds(self, saved: Named) -> bool:
-        """Return whether results are rounded; then a sum of two would be rounded three times."""
-        return any(dtype != saved["rstd"].dtype for _, dtype in self.results())
-
-
-@partial(jax.jit, static_argnums=0, inline=True)
-def _by_formula(
-    function: _Linear, given: Named, saved: Named, of_given: Named, of_saved: Named
-) -> Named:
-    """Return the tangents of the results for those of some arrays."""
-
-    def of_own(own: Named, own_saved: Named) -> Named:
-        return function.formula(given | own, saved | own_saved)
-
-    primals = {name: given[name] for name in of_given}, {name: saved[name] for name in of_saved}
-    found: Named = jax.jvp(of_own, primals, (of_given, of_saved))[1]
-    return found
-
-
-class Tangent(_Linear):
+class Tangent(Linear):
     """The tangents of y and of the new stream; `given` are operands with tangents."""
 
     @property
@@ -193,12 +91,12 @@ class Tangent(_Linear):
 
     def _has_stream(self) -> bool:
         of_stream = ("x", "residual", *(["gate"] if gates_branch(self.call.spec) else []))
-        has_stream = "residual" in _specs_of_results(self.norm, self.call, False)
+        has_stream = "residual" in specs_of_results(self.norm, self.call, False)
         return has_stream and not {*of_stream}.isdisjoint(self.given)
 
     def results(self) -> Sequence[Shaped]:
-        specs = _specs_of_results(self.norm, self.call, False)
-        return [_shaped(specs[name]) for name in self.names]
+        specs = specs_of_results(self.norm, self.call, False)
+        return [shaped(specs[name]) for name in self.names]
 
     def run_named(self, given: Named, saved: Named) -> Named:
         return self._derived(self.norm.push, given, saved)
@@ -226,17 +124,17 @@ class Tangent(_Linear):
             found = None if found is None else found * act(gate)
             if "gate" in given:
                 of_gate = jax.jvp(act, (gate,), (given["gate"].astype(compute),))[1]
-                found = _added(found, saved["branch"].astype(compute) * of_gate)
+                found = added(found, saved["branch"].astype(compute) * of_gate)
         if residual is not None:
-            found = _added(found, residual.astype(compute))
+            found = added(found, residual.astype(compute))
         return present(found).astype(saved["x"].dtype)
 
     def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         given, saved = self._split(arrays)
         wanted = tuple([name for name, one in given.items() if one is None])
-        of_results = _without_zeros(_named(self.names, cotangents))
+        of_results = without_zeros(named(self.names, cotangents))
         cts = {"dy": of_results.get("y"), "d_residual": of_results.get("residual")}
-        found = _gradients(self, wanted, _without_zeros(cts), saved)
+        found = _gradients(self, wanted, without_zeros(cts), saved)
         return [*map(found.get, self.given), *[None] * len(saved)]
 
 
@@ -259,13 +157,13 @@ def _gradients(tangent: Tangent, wanted: Names, cotangents: Named, saved: Named)
         wanted = tuple([name for name in wanted if name in ("x", "residual", "gate")])
         if not gates_branch(call.spec):
             of_stream = cotangents["d_residual"]
-            return {n: of_stream.astype(_spec(call, n).dtype.name) for n in wanted if n != "gate"}
+            return {n: of_stream.astype(spec_of(call, n).dtype.name) for n in wanted if n != "gate"}
     own = Gradients(norm, call, (*cotangents,), (*saved,), wanted)
     return own.bind_named(cotangents, saved)
 
 
 @dataclass(frozen=True)
-class Gradients(_Linear):
+class Gradients(Linear):
     """The gradients of the operands `wanted`; `given` are dy, d_residual or both."""
 
     wanted: Names
@@ -275,7 +173,7 @@ class Gradients(_Linear):
         return self.wanted
 
     def results(self) -> Sequence[Shaped]:
-        return [_shaped(_spec(self.call, name)) for name in self.wanted]
+        return [shaped(spec_of(self.call, name)) for name in self.wanted]
 
     def run_named(self, given: Named, saved: Named) -> Named:
         needs = {"x" if name == "residual" else name for name in self.wanted}
@@ -285,10 +183,10 @@ class Gradients(_Linear):
             if "mean" in zeros:
                 saved["sums.sum_dr"] = zeros["mean"]
             given = given | {"dy": zeros["x"]}
-        x_dtype = _spec(self.call, "x").dtype
+        x_dtype = spec_of(self.call, "x").dtype
         found = self.norm.derive(self.call.spec, x_dtype, tuple(sorted(needs)), saved | given)
         if "residual" in self.wanted:  # dresidual has the dtype of the new stream
-            residual = _spec(self.call, "residual").dtype.name
+            residual = spec_of(self.call, "residual").dtype.name
             found["dresidual"] = present(found["dresidual"]).astype(residual)
         return {name: found[f"d{name}"] for name in self.wanted}
 
@@ -300,7 +198,7 @@ class Gradients(_Linear):
         if dy is not None:
             found = self._of_norm(dy.astype(compute), saved)
             if "x" in found:
-                dx = _added(found["x"], dx)
+                dx = added(found["x"], dx)
         found["residual"] = dx
         if gates_branch(call.spec) and dx is not None:
             found |= _of_branch(call.spec.gate_activation, dx, saved, "gate" in self.wanted)
@@ -309,20 +207,20 @@ class Gradients(_Linear):
         dresidual = found["residual"]
         if dresidual is not None:
             found["residual"] = dresidual.astype(saved["x"].dtype)
-        return {name: found[name].astype(_spec(call, name).dtype.name) for name in self.wanted}
+        return {name: found[name].astype(spec_of(call, name).dtype.name) for name in self.wanted}
 
     def _of_norm(self, dy: Array, saved: Named) -> Named:
         """Return gradients without those that come through the stream and the gate of a branch."""
         of_stream = ("x", "residual", *(["gate"] if gates_branch(self.call.spec) else []))
         names = {"x" if name in of_stream else name for name in self.wanted}
         wide = saved | {"x": saved["x"].astype(dy.dtype)}
-        own = {n: wide[n] if n in wide else _zeros(_spec(self.call, n), dy.dtype) for n in names}
+        own = {n: wide[n] if n in wide else _zeros(spec_of(self.call, n), dy.dtype) for n in names}
         found: Named = jax.vjp(lambda own: self.norm.formula(self.call, wide | own), own)[1](dy)[0]
         return found
 
     def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
         given, saved = self._split(arrays)
-        pushed = _without_zeros(_named(self.wanted, cotangents))
+        pushed = without_zeros(named(self.wanted, cotangents))
         own = Tangent(self.norm, self.call, (*pushed,), self.saved)
         found = own.bind_named(pushed, saved)
         of_given = {"dy": found["y"], "d_residual": found.get("residual")}
@@ -348,35 +246,6 @@ def _of_branch(activation: str, ds: Array, saved: Named, wants_gate: bool) -> Na
     if wants_gate:
         found["gate"] = pull(ds * saved["branch"].astype(ds.dtype))[0]
     return found
-
-
-# --- arrays by name -------------------------------------------------------------------------------
-
-
-def _named(names: Names, arrays: Sequence[Any]) -> Named:
-    return dict(zip(names, arrays, strict=True))
-
-
-def _without_zeros(named: Named) -> Named:
-    return {name: one for name, one in named.items() if one is not None}
-
-
-def _perturbed(names: Names, tangents: Sequence[Any]) -> Named:
-    return _without_zeros(_named(names, tangents))
-
-
-def _added(one: Array | None, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
-def _spec(call: Call, name: str) -> Any:
-    return present(call.inputs[call.op.inputs.index(name)])
-
-
-def _shaped(spec: OptionalSpec) -> Shaped:
-    return present(spec).shape, jnp.dtype(present(spec).dtype.name)
 
 
 def _zeros(spec: Any, dtype: Any) -> Array:

@@ -26,8 +26,9 @@ from cunorm._row_norm.jvp_spec import jvp_spec as row_jvp_spec
 from cunorm._row_norm.jvp_spec import second_spec
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, OptionalArrays, gates_branch, replace_interned
-from cunorm.jax._derivatives import Forward, Named, push_by_formula
+from cunorm.jax._derivatives import Forward, push_by_formula
 from cunorm.jax._formulas import group_formula, row_formula, second_by_formula
+from cunorm.jax._linear import Named
 
 
 class SupportsJaxArray(Protocol):
