@@ -63,6 +63,17 @@ def has_dual_level() -> bool:
 set_tangents: Callable[[bool], Any] = _private("autograd.forward_ad._set_fwd_grad_enabled")
 
 
+_will_run: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
+
+
+def is_used(node: Any) -> bool:
+    """Return whether the backward that runs uses what a node of the graph gets."""
+    try:
+        return _will_run(node)
+    except RuntimeError:  # for a leaf of `torch.autograd.grad`
+        return True
+
+
 def has_mode(key: object) -> bool:
     return _mode(key) is not None
 

@@ -47,8 +47,7 @@ class JvpTypes(ForwardTypes):
         return names_of(cls.slots, Kind.PARAMETER)
 
     def held(self) -> list[DType | None]:
-        row = [self.x, self.x_tangent, self.dy, self.gate, self.gate_tangent]
-        return [*row, *(getattr(self, name) for name in self.parameters())]
+        return [*self.read_again(), *(getattr(self, name) for name in self.parameters())]
 
     def read_again(self) -> list[DType | None]:
         return [self.x, self.x_tangent, self.dy, self.gate, self.gate_tangent]

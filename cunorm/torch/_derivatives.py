@@ -2,7 +2,7 @@
 """Norms as Functions that torch differentiates any number of times, in both modes.
 
 `Functions` has a forward, its gradients and its tangent. The derivatives of the last two are those
-of a formula in torch's operations; `RowFunctions` has kernels for them where there is no gate.
+of a formula in torch's operations; `RowRules` has kernels for them where there is no gate.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,11 +62,8 @@ class Functions:
     def _save(self, ctx: Context, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         *arrays, text = inputs
         pair, wanted = self.pair, ctx.needs_input_grad[:-1]
-        spec, is_dual, outputs = (
-            from_text(pair.forward.spec_type, text),
-            has_dual_level(),
-            present(output),
-        )
+        spec, is_dual = from_text(pair.forward.spec_type, text), has_dual_level()
+        outputs = present(output)
         has_two = pair.is_rows and (is_dual or pair.has_stream_gradient(spec, wanted))
         hidden = output[2 if has_two else 1 :]
         # Under vmap, PyTorch forgets what is marked, and then refuses the tangent None.

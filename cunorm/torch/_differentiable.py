@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm._arrays._torch_private import has_dual_level, is_legacy_batch, primal, set_tangents
+from cunorm._arrays._torch_private import (
+    has_dual_level,
+    is_legacy_batch,
+    is_used,
+    primal,
+    set_tangents,
+)
 from cunorm._core.plan import OpDef
 from cunorm.torch._formulas import Operand
 from cunorm.torch._library import Run, to_text
@@ -45,6 +51,13 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
     return Differentiable.apply
 
 
+def _used(ctx: Context, operands: dict[str, Operand]) -> list[str]:
+    """Return the names of a Function's operands whose gradients are used."""
+    given = [name for name, one in operands.items() if one is not None]
+    nodes = [node for node, _ in ctx.next_functions]
+    return [name for name, node in zip(given, nodes, strict=True) if node and is_used(node)]
+
+
 def _apart(found: Operand, tangents: Sequence[Operand]) -> Operand:
     """Return a result's tangent, not an operand's: each may be changed in place with its tensor."""
     is_given = any(found is one for one in tangents if one is not None)
@@ -79,8 +92,7 @@ def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule, plain_vjp: R
 
     def backward(ctx: Context, *cotangents: Operand) -> Tensors:
         saved = dict(zip(names, ctx.saved_tensors, strict=True))
-        pairs = zip(names, ctx.needs_input_grad, strict=False)
-        wanted = [name for name, want in pairs if want and name not in ("mean", "rstd")]
+        wanted = [name for name in _used(ctx, saved) if name not in ("mean", "rstd")]
         arriving = [one for one in cotangents if one is not None]
         rule = plain_vjp if torch.is_grad_enabled() and any(map(is_legacy_batch, arriving)) else vjp
         found = rule(Point(saved, *ctx.specs), wanted, cotangents) if arriving else {}

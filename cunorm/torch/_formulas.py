@@ -116,7 +116,7 @@ def gated_row(
 ) -> Tensor:
     """Return y as `row_formula` does; `norm` is a norm without gate and rounding.
 
-    `norm` takes x, weight, bias and whether it adds weight_offset.
+    `norm` takes x, weight and bias.
     """
     g = None if gate is None else ACTIVATIONS[spec.gate_activation](gate.to(x.dtype))
     is_pre = spec.gate_position == "pre"

@@ -37,6 +37,18 @@ from cunorm.torch._second import Named, Point, Rules, given, jvp_of, vjp_of
 _WEIGHTED = ("x", "weight", "bias")
 
 
+def _of_plain_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that has the rule by kernels for plain rows, and for others the formula's."""
+
+    def chosen(self: "RowRules", point: Point, *given: Any) -> Any:
+        at = _Rows(self, point)
+        if at.has_more:
+            return getattr(Rules, rule.__name__)(self, point, *given)
+        return rule(self, at, point, *given)
+
+    return chosen
+
+
 class RowRules(Rules):
     """The rules of row norms, by kernels; `functions` are the norm and its derivatives."""
 
@@ -55,12 +67,11 @@ class RowRules(Rules):
 
         return gated_row(norm, forward, x_dtype, **operands)
 
+    @_of_plain_rows
     def gradients_vjp(
-        self, point: Point, wanted: Sequence[str], cotangents: Sequence[Operand]
+        self, at: "_Rows", point: Point, wanted: Sequence[str], cotangents: Sequence[Operand]
     ) -> Named:
-        at, named = _Rows(self, point), point.named
-        if at.has_more:
-            return super().gradients_vjp(point, wanted, cotangents)
+        named = point.named
         of_dx, of_dweight, of_dbias, _, of_dresidual = cotangents
         dy, weight, x = point.tensors["dy"], named["weight"], at.x
         u = of_dx if of_dresidual is None else at.sum(at.compute, of_dx, of_dresidual)
@@ -70,20 +81,14 @@ class RowRules(Rules):
         if "dy" in wanted:
             found["dy"] = at.tangent(u, of_dweight, of_dbias, weight=weight, dtype=dy.dtype)
         if "x" in wanted:
-            terms = []
-            if u is not None:
-                terms.append(partial(at.second, dy, weight, u))
-            if of_dweight is not None:
-                terms.append(partial(at.dx, dy, of_dweight, offset=False))
-            found["x"] = at.total(x.dtype, terms)
+            found["x"] = at.total(x.dtype, at.of_dx(dy, weight, u, of_dweight))
         if "weight" in wanted and u is not None:
             found["weight"] = at.summed(dy, u, point.tensors["weight"])
         return found
 
-    def gradients_jvp(self, point: Point, tangents: Named) -> list[Operand]:
-        at, named = _Rows(self, point), point.named
-        if at.has_more:
-            return super().gradients_jvp(point, tangents)
+    @_of_plain_rows
+    def gradients_jvp(self, at: "_Rows", point: Point, tangents: Named) -> list[Operand]:
+        named = point.named
         dy, weight, of_x = point.tensors["dy"], named["weight"], tangents["x"]
         of_dy, of_weight, of_dres = (tangents[n] for n in ("dy", "weight", "dresidual_out"))
         like, found = self.like_gradients(point), Named()
@@ -94,25 +99,20 @@ class RowRules(Rules):
             own = at.summed(dy, of_x, like["weight"])
             found["weight"] = at.sum(own.dtype, found.get("weight"), own)
         if "x" in like:
-            terms: list[Any] = []
+            terms = at.of_dx(dy, weight, of_x, of_weight)
             if of_dy is not None:
                 terms.append(partial(at.dx, of_dy, weight))
-            if of_weight is not None:
-                terms.append(partial(at.dx, dy, of_weight, offset=False))
-            if of_x is not None:
-                terms.append(partial(at.second, dy, weight, of_x))
             ds = at.sum(at.compute, at.total(at.compute, terms), of_dres)
             if ds is not None:
                 found |= {n: ds.to(like[n].dtype) for n in ("x", "residual") if n in like}
         zeros = {name: torch.zeros_like(one) for name, one in like.items() if name not in found}
         return [(found | zeros).get(name) for name in self.outputs]
 
+    @_of_plain_rows
     def tangent_vjp(
-        self, point: Point, wanted: Sequence[str], cotangents: Sequence[Operand]
+        self, at: "_Rows", point: Point, wanted: Sequence[str], cotangents: Sequence[Operand]
     ) -> Named:
-        at, named = _Rows(self, point), point.named
-        if at.has_more:
-            return super().tangent_vjp(point, wanted, cotangents)
+        named = point.named
         dy, weight = next(one for one in cotangents if one is not None), named["weight"]
         of_x, of_weight = named["x_tangent"], named["weight_tangent"]
         needs = [name for name in _WEIGHTED if f"{name}_tangent" in wanted]
@@ -121,20 +121,14 @@ class RowRules(Rules):
             pulled_back = at.gradients(dy, weight, named["bias_tangent"], needs)
             found = {f"{name}_tangent": one for name, one in pulled_back.items()}
         if "x" in wanted:
-            terms = []
-            if of_x is not None:
-                terms.append(partial(at.second, dy, weight, of_x))
-            if of_weight is not None:
-                terms.append(partial(at.dx, dy, of_weight, offset=False))
-            found["x"] = at.total(at.x.dtype, terms)
+            found["x"] = at.total(at.x.dtype, at.of_dx(dy, weight, of_x, of_weight))
         if "weight" in wanted and of_x is not None:
             found["weight"] = at.summed(dy, of_x, point.tensors["weight"])
         return found
 
-    def tangent_jvp(self, point: Point, tangents: Named) -> list[Operand]:
-        at, named = _Rows(self, point), point.named
-        if at.has_more:
-            return super().tangent_jvp(point, tangents)
+    @_of_plain_rows
+    def tangent_jvp(self, at: "_Rows", point: Point, tangents: Named) -> list[Operand]:
+        named = point.named
         of_x, weight = named["x_tangent"], named["weight"]
         again = [tangents[f"{name}_tangent"] for name in _WEIGHTED]
         terms: list[Any] = [partial(at.tangent, *again, weight=weight)]
@@ -221,6 +215,17 @@ class _Rows:
         arrays = (self.x, weight, None, None, self.mean, self.rstd, of_x, of_weight, of_bias, None)
         y: Tensor = self.functions.tangent(*arrays, spec, forward)[0]
         return y
+
+    def of_dx(
+        self, dy: Tensor, weight: Operand, of_x: Operand, of_weight: Operand
+    ) -> list[Callable[..., Operand]]:
+        """Return the terms of dx's tangent along those of x and of weight."""
+        terms: list[Callable[..., Operand]] = []
+        if of_x is not None:
+            terms.append(partial(self.second, dy, weight, of_x))
+        if of_weight is not None:
+            terms.append(partial(self.dx, dy, of_weight, offset=False))
+        return terms
 
     def second(self, dy: Tensor, weight: Operand, of_x: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return the tangent of dx."""

@@ -13,7 +13,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import case, tensor  # noqa: E402
+from tests.support.torch_cases import Watch, case, tensor  # noqa: E402
 from tests.support.torch_derivatives import (  # noqa: E402
     all_of,
     assert_close,
@@ -168,6 +168,26 @@ WAYS = {
 def test_each_way_of_pytorch_gives_the_derivatives_of_the_formula(name, way):
     found = WAYS[way](case(name)[0], values(name))
     assert_close(found, WAYS[way](formula_of(name), values(name)))
+
+
+@names
+def test_each_operand_alone_has_its_second_derivative(name):
+    """Autograd tells which gradients it uses."""
+    call, given = case(name)[0], recorded(values(name))
+    first = torch.autograd.grad(total(call, *given), given, create_graph=True)
+    loss = sum(one.sin().sum() for one in first)
+    of_all = torch.autograd.grad(loss, given, retain_graph=True, allow_unused=True)
+    for one, right in zip(given, of_all, strict=True):
+        found = torch.autograd.grad(loss, one, retain_graph=True, allow_unused=True)
+        assert_close(found, (right,))
+
+
+def test_a_hessian_vector_product_of_x_is_one_call():
+    x, weight, dy = tensor("x", 3, 8), tensor("weight", 8), tensor("dy", 3, 8, grad=False)
+    (dx,) = torch.autograd.grad(ct.rms_norm(x, weight), x, dy, create_graph=True)
+    with Watch() as watch:
+        torch.autograd.grad(dx, x, dy)
+    assert [operator.name() for operator, _ in watch.seen] == ["cunorm::row_norm_second"]
 
 
 # --- roundings ------------------------------------------------------------------------------------

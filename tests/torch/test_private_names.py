@@ -158,6 +158,7 @@ PROGRAMS = {
 }
 REFUSED = [*PROGRAMS][-6:]
 FALLBACKS = {  # name: the programs that may be refused without it
+    "_C._will_engine_execute_node": (),
     "_C._is_tracing": (),
     "_C._len_torch_dispatch_stack": (),
     "_C._functorch.get_interpreter_stack": ("functionalize",),
