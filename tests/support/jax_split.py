@@ -283,6 +283,7 @@ def check_some():
         check_wide("2x2")
         with jax.enable_x64(True):
             check_functions(CASES[::4], mesh_of("2"), check_vma=False)
+            check_derivatives(CASES[::4], mesh_of("2x2"), check_vma=True)
             check_derivatives(CASES[6:7], mesh_of("2"), check_vma=True, of=["jvp of grad"])
 
 
@@ -293,6 +294,8 @@ def check_all(name):
     check_wide(name)
     with jax.enable_x64(True):
         check_functions(CASES, mesh_of(name), check_vma=False)
+        check_derivatives(CASES, mesh_of(name), check_vma=True)
+        check_derivatives(CASES[2:9:3], mesh_of(name), check_vma=False)
 
 
 def check_wide(name):
@@ -300,8 +303,6 @@ def check_wide(name):
     check_a_float32_stream_of_bfloat16(mesh)
     with jax.enable_x64(True):
         check_functions(CASES, mesh, check_vma=True)
-        check_derivatives(CASES, mesh, check_vma=True)
-        check_derivatives(CASES[2:9:3], mesh, check_vma=False)
         check_transformations(mesh)
         check_gradients_of_some_operands(mesh)
         check_a_stream_alone(mesh)

@@ -36,7 +36,7 @@ def values(name):
 
 def assert_close(found, expected):
     for one, other in zip(leaves(found), leaves(expected), strict=True):
-        one, other = (0.0 if t is None else t.detach().numpy() for t in (one, other))
+        one, other = (0.0 if t is None else t.detach().numpy(force=True) for t in (one, other))
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
