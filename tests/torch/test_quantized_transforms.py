@@ -160,6 +160,7 @@ def test_derivatives_of_the_rest_of_a_function_remain():
         assert torch.equal(scales(forward_ad.make_dual(X, X).detach()), scales(X))
 
 
+@pytest.mark.filterwarnings("ignore:.*Dynamo")
 def test_compilers_and_export_refuse_derivatives():
     leaf = X.clone().requires_grad_()
 
