@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
     "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
+    "silu": lambda z: z * torch.sigmoid(z),  # torch's silu_backward has no forward mode
     "tanh": torch.tanh,
     "relu": torch.relu,
     "gelu": functional.gelu,

@@ -29,7 +29,7 @@ from cunorm._row_norm.jvp_spec import jvp_spec, second_spec
 from cunorm._row_norm.plan import ROW_BACKWARD
 from cunorm._row_norm.spec import GATE_DEFAULTS, RowForwardSpec
 from cunorm.torch._differentiable import derivative
-from cunorm.torch._formulas import Operand, gated_row, pulled, pushed, row_formula
+from cunorm.torch._formulas import Operand, compute_of, gated_row, pulled, pushed, row_formula
 from cunorm.torch._library import Operator, present, to_text
 from cunorm.torch._pair import OpPair
 from cunorm.torch._second import Named, Point, Rules, given, jvp_of, vjp_of
@@ -187,12 +187,14 @@ class _Rows:
         offset: bool = True,
     ) -> dict[str, Tensor]:
         """Return the gradients of a norm's operands, dx in a dtype; by default in x's."""
-        forward = _plain(self.forward, offset, None)
-        spec = _gradients_spec(forward, dtype or self.x.dtype, tuple(needs))
+        forward, dtype = _plain(self.forward, offset, None), dtype or self.x.dtype
+        # The backward finds its compute dtype from those of x and dx.
+        computes = compute_of(self.x.dtype, dtype) is self.compute
+        spec = _gradients_spec(forward, dtype if computes else self.compute, tuple(needs))
         arrays = (dy, None, self.x, weight, bias, None, self.mean, self.rstd, None)
         found = present(self.functions.gradients(*arrays, spec, forward))
         named = given(dict(zip(self.rules.outputs, found, strict=True)))
-        return {name: named[name] for name in needs}
+        return {name: named[name].to(dtype) if name == "x" else named[name] for name in needs}
 
     def dx(self, dy: Tensor, weight: Operand, **options: Any) -> Tensor:
         return self.gradients(dy, weight, None, ["x"], **options)["x"]

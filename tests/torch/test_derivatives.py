@@ -201,6 +201,13 @@ MIXED = {
         {"residual": "float32", "bias": "float16"},
         {},
     ),
+    "a narrow stream": (ct.add_layer_norm, "float64", {"residual": "float32"}, {}),
+    "a narrow stream, a weight": (
+        ct.add_rms_norm,
+        "float64",
+        {"residual": "float32", "weight": "float32"},
+        {},
+    ),
     "groups of channels": (ct.group_norm, "float16", {"weight": "float32"}, {"num_groups": 2}),
 }
 
@@ -222,15 +229,21 @@ def test_derivatives_of_mixed_dtypes_have_their_operands_dtypes_and_are_near_tho
         moved = tuple(
             convert(tensor(f"{n}'", *shapes[n], dtype=dtypes[n], grad=False)) for n in dtypes
         )
-        first = grad(
-            lambda *t: sum(one.to(torch.float64).sin().sum() for one in call(*t)), all_of(tensors)
-        )
-        return *jvp(call, tensors, moved)[1], *jvp(first, tensors, moved)[1]
+
+        def loss(*tensors):
+            return sum(one.double().sin().sum() for one in call(*tensors))
+
+        def tangents(*tensors):
+            return sum(one.double().sin().sum() for one in jvp(call, tensors, moved)[1])
+
+        first, second = (grad(one, all_of(tensors)) for one in (loss, tangents))
+        return *jvp(call, tensors, moved)[1], *jvp(first, tensors, moved)[1], *second(*tensors)
 
     results, plain = call(*given.values()), run(lambda one: one)
-    kinds = [one.dtype for one in results] + [one.dtype for one in given.values()]
+    kinds = [one.dtype for one in (*results, *given.values(), *given.values())]
+    eps = max(torch.finfo(one).eps for one in kinds)
     assert [one.dtype for one in plain] == kinds
     for one, exact in zip(plain, run(torch.Tensor.double), strict=True):
         # A few roundings of intermediate results in the narrowest dtype.
-        bound = 8 * torch.finfo(getattr(torch, dtype)).eps * max(1.0, float(exact.abs().max()))
+        bound = 8 * eps * max(1.0, float(exact.abs().max()))
         assert (one.double() - exact).abs().max() <= bound

@@ -122,3 +122,22 @@ def test_a_result_that_is_changed_in_place_leaves_the_tangents_of_operands(posit
         found = call(forward_ad.make_dual(at, tangent))
         assert_close(forward_ad.unpack_dual(found), expected)
     assert torch.equal(tangent, kept)
+
+
+def test_a_backward_inside_of_a_dual_level_gives_the_gradients_of_tangents():
+    x, gate = (tensor(name, 3, 8) for name in ("x", "gate"))
+    tangent = tensor("tangent", 3, 8, grad=False)
+
+    options = {"gate": gate, "gate_activation": "silu", "gate_position": "branch"}
+
+    def by_formula(x, residual, **options):
+        return formula("add_rms_norm", x, {"gate": options.pop("gate")}, options, exact=True)
+
+    def loss(norm):
+        y, _ = norm(forward_ad.make_dual(x, tangent), None, **options)
+        return forward_ad.unpack_dual(y).tangent.sin().sum()
+
+    with forward_ad.dual_level():
+        right = loss(by_formula)  # whose own backward has no forward mode in PyTorch
+        found = torch.autograd.grad(loss(ct.add_rms_norm), (x, gate))
+    assert_close(found, torch.autograd.grad(right, (x, gate)))
