@@ -34,7 +34,10 @@ class Function(ABC):
         """Return the results and their tangents; a tangent that is None is zero."""
 
     def transpose(self, cotangents: Sequence[Any], arrays: Sequence[Any]) -> Found:
-        """Return the cotangents of the arrays that are None, of which the results are linear."""
+        """Return the cotangents of the arrays that are None, of which the results are linear.
+
+        JAX asks only linear Functions, which override this.
+        """
         raise NotImplementedError
 
     def bind(self, *arrays: Array) -> list[Array]:
