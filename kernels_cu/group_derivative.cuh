@@ -8,9 +8,10 @@
 
 #include "group_tile.cuh"
 
-enum PartSums { SumH, SumHP, SumP };                  // of a group in a part
+enum PartSums { SumH, SumHP, SumP };                  // sums of h, h * p and p in a part
 enum GroupFactors { FactorOfP, Offset, Correction };  // of a group
 
+// Finds a group's factors from the sums of its parts.
 template <class T, class Group>
 __device__ inline void combine_sums(const T* rstd_of_groups, const Group& group) {
   using C = typename Group::C;

@@ -5,7 +5,7 @@
 //   h  = dy * g'(n)                                  g: the activation
 //   r  = (p - correction) * rstd,   correction = mean of p over a group
 //   a  = mean of weight * h,   b = mean of weight * h * r    over a group
-//   dx = rstd * (weight * h - a - r * b)
+//   dx = rstd * (weight * h - a - r * b)            the h of group_derivative.cuh is weight * h
 //   dbias = sum of h,   dweight = sum of h * r       over positions and samples that share a row
 //
 // The saved mean is rounded; the correction removes its rounding error from r.

@@ -121,6 +121,23 @@ def primal(tensor: Tensor) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal
 
 
+_unwrapped_if_dead: Callable[[Tensor], Tensor] = _private("_C._functorch.unwrap_if_dead")
+
+
+def saved_tensors(ctx: Any) -> Sequence[Tensor | None]:
+    """Return the saved tensors of a Function, without wrappers of transforms that have ended.
+
+    torch.func's dispatch of a Function fails on such wrappers.
+    """
+    found: Sequence[Tensor | None] = ctx.saved_tensors
+    return [one if one is None else _alive(one) for one in found] if is_transforming() else found
+
+
+def _alive(tensor: Tensor) -> Tensor:
+    inner = _unwrapped_if_dead(tensor)
+    return tensor if inner is tensor else _alive(inner)
+
+
 def is_wrapper(kind: type) -> bool:
     return issubclass(kind, _WRAPPERS) or is_collective(kind)
 

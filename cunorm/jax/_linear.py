@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Functions that are linear in some of their arrays, and arrays by name."""
+"""What a norm does in JAX, functions that are linear in some of their arrays, arrays by name."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -136,8 +136,8 @@ def named(names: Names, arrays: Sequence[Any]) -> Named:
     return dict(zip(names, arrays, strict=True))
 
 
-def without_zeros(named: Named) -> Named:
-    return {name: one for name, one in named.items() if one is not None}
+def without_zeros(arrays: Named) -> Named:
+    return {name: one for name, one in arrays.items() if one is not None}
 
 
 def added(one: Array | None, other: Any) -> Any:

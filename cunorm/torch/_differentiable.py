@@ -12,6 +12,7 @@ from cunorm._arrays._torch_private import (
     is_legacy_batch,
     is_used,
     primal,
+    saved_tensors,
     set_tangents,
 )
 from cunorm._core.plan import OpDef
@@ -54,13 +55,14 @@ def differentiable(run: Run, save: Callable[..., None], vjp: Rule, jvp: Rule) ->
 def _used(ctx: Context, operands: dict[str, Operand]) -> list[str]:
     """Return the names of a Function's operands whose gradients are used."""
     given = [name for name, one in operands.items() if one is not None]
+    # The graph has an edge for each tensor, in their order.
     nodes = [node for node, _ in ctx.next_functions]
     return [name for name, node in zip(given, nodes, strict=True) if node and is_used(node)]
 
 
 def _apart(found: Operand, tangents: Sequence[Operand]) -> Operand:
     """Return a result's tangent, not an operand's: each may be changed in place with its tensor."""
-    is_given = any(found is one for one in tangents if one is not None)
+    is_given = found is not None and any(found is one for one in tangents)
     return found.clone() if found is not None and is_given else found
 
 
@@ -91,7 +93,7 @@ def derivative(operator: Run, op: OpDef[Any], vjp: Rule, jvp: Rule, plain_vjp: R
         ctx.save_for_forward(*inputs[:count])
 
     def backward(ctx: Context, *cotangents: Operand) -> Tensors:
-        saved = dict(zip(names, ctx.saved_tensors, strict=True))
+        saved = dict(zip(names, saved_tensors(ctx), strict=True))
         wanted = [name for name in _used(ctx, saved) if name not in ("mean", "rstd")]
         arriving = [one for one in cotangents if one is not None]
         rule = plain_vjp if torch.is_grad_enabled() and any(map(is_legacy_batch, arriving)) else vjp

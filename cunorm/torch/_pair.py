@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from cunorm._arrays._torch_private import saved_tensors
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, backward_spec
@@ -98,7 +99,7 @@ class OpPair:
             dx = None if dresidual_out is None else dresidual_out.to(ctx.x_dtype)
             found = {"x": dx, "residual": dresidual_out}
         else:
-            saved = dict(zip(self.saved, ctx.saved_tensors, strict=True))
+            saved = dict(zip(self.saved, saved_tensors(ctx), strict=True))
             if dy is None:
                 found = _branch_gradients(ctx.spec, ctx.x_dtype, saved, dresidual_out)
             else:

@@ -38,13 +38,17 @@ _WEIGHTED = ("x", "weight", "bias")
 
 
 def _of_plain_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that has the rule by kernels for plain rows, and for others the formula's."""
+    """Return a method that has the rule by kernels for plain rows, and for others that of Rules.
 
-    def chosen(self: "RowRules", point: Point, *given: Any) -> Any:
+    Both have the same name.
+    """
+    by_formula = getattr(Rules, rule.__name__)
+
+    def chosen(self: "RowRules", point: Point, *arguments: Any) -> Any:
         at = _Rows(self, point)
         if at.has_more:
-            return getattr(Rules, rule.__name__)(self, point, *given)
-        return rule(self, at, point, *given)
+            return by_formula(self, point, *arguments)
+        return rule(self, at, point, *arguments)
 
     return chosen
 

@@ -2,7 +2,7 @@
 """Forward mode and higher derivatives of cunorm.torch, in every way in which PyTorch takes them."""
 
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 
@@ -13,7 +13,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import Watch, case, tensor  # noqa: E402
+from tests.support.torch_cases import CASES, Watch, case, tensor  # noqa: E402
 from tests.support.torch_derivatives import (  # noqa: E402
     all_of,
     assert_close,
@@ -179,6 +179,36 @@ def test_each_operand_alone_has_its_second_derivative(name):
     for one, right in zip(given, of_all, strict=True):
         found = torch.autograd.grad(loss, one, retain_graph=True, allow_unused=True)
         assert_close(found, (right,))
+
+
+AGAIN = {
+    "jacrev": jacrev,
+    "hessian": hessian,
+    "grad of jacrev": lambda h: grad(lambda one: jacrev(h)(one).sin().sum()),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        one if one == "sigmoid gate" else pytest.param(one, marks=pytest.mark.exhaustive)
+        for one in CASES
+    ],
+)
+@pytest.mark.parametrize("again", AGAIN)
+def test_the_gradient_of_one_operand_is_differentiated_again_by_another(name, again):
+    """Autograd keeps tensors of transforms that have ended."""
+    given = values(name)
+    for inner, outer in permutations(all_of(given), 2):
+
+        def derivative(call, inner=inner, outer=outer):
+            def square(one):
+                moved = (*given[:outer], one, *given[outer + 1 :])
+                return grad(partial(total, call), inner)(*moved).square().sum()
+
+            return AGAIN[again](square)(given[outer])
+
+        assert_close(derivative(case(name)[0]), derivative(formula_of(name)))
 
 
 def test_a_hessian_vector_product_of_x_is_one_call():

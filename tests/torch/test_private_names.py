@@ -87,6 +87,7 @@ REQUIRED = (
     "_C._functorch.maybe_get_bdim",
     "_C._functorch.maybe_get_level",
     "_C._functorch._add_batch_dim",
+    "_C._functorch.unwrap_if_dead",
 )
 
 
