@@ -357,6 +357,7 @@ def test_an_example_of_split_rows_exits_with_1_if_a_gradient_is_wrong(run, examp
 # --- higher derivatives ---------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive  # takes long; tests/jax/test_derived_transforms.py trains such a network
 def test_a_network_solves_the_heat_equation_by_derivatives_of_its_norms(run):
     printed, (steps, before, after, tolerance) = run(PINN, " solves ")
     first, last = map(float, re.findall(r"(\S+) at (?:first|last)", printed.out))
@@ -379,6 +380,7 @@ def test_a_mean_flow_draws_data_in_one_step(script, run):
 
 
 @of_flows
+@pytest.mark.exhaustive
 def test_a_mean_flow_that_is_not_trained_exits_with_1(run):
     _, (_, before, after, tolerance) = run(FLOW, " does not draw ", arguments="--steps 2", status=1)
     assert tolerance < after < 1.1 * before
