@@ -63,17 +63,6 @@ def has_dual_level() -> bool:
 set_tangents: Callable[[bool], Any] = _private("autograd.forward_ad._set_fwd_grad_enabled")
 
 
-_will_run: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
-
-
-def is_used(node: Any) -> bool:
-    """Return whether the backward that runs uses what a node of the graph gets."""
-    try:
-        return _will_run(node)
-    except RuntimeError:  # for a leaf of `torch.autograd.grad`
-        return True
-
-
 def has_mode(key: object) -> bool:
     return _mode(key) is not None
 
@@ -121,23 +110,6 @@ def primal(tensor: Tensor) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal
 
 
-_unwrapped_if_dead: Callable[[Tensor], Tensor] = _private("_C._functorch.unwrap_if_dead")
-
-
-def saved_tensors(ctx: Any) -> Sequence[Tensor | None]:
-    """Return the saved tensors of a Function, without wrappers of transforms that have ended.
-
-    torch.func's dispatch of a Function fails on such wrappers.
-    """
-    found: Sequence[Tensor | None] = ctx.saved_tensors
-    return [one if one is None else _alive(one) for one in found] if is_transforming() else found
-
-
-def _alive(tensor: Tensor) -> Tensor:
-    inner = _unwrapped_if_dead(tensor)
-    return tensor if inner is tensor else _alive(inner)
-
-
 def is_wrapper(kind: type) -> bool:
     return issubclass(kind, _WRAPPERS) or is_collective(kind)
 
@@ -156,6 +128,33 @@ def wait(tensor: Tensor | None) -> Tensor | None:
 
 
 # --- autograd and torch.compile -------------------------------------------------------------------
+
+_will_run: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
+
+
+def is_used(node: Any) -> bool:
+    """Return whether the backward that runs uses what a node of the graph gets."""
+    try:
+        return _will_run(node)
+    except RuntimeError:  # for a leaf of `torch.autograd.grad`, or outside of the engine
+        return True
+
+
+_unwrapped_if_dead: Callable[[Tensor], Tensor] = _private("_C._functorch.unwrap_if_dead")
+
+
+def saved_tensors(ctx: Any) -> Sequence[Tensor | None]:
+    """Return the saved tensors of a Function, without wrappers of transforms that have ended.
+
+    torch.func's dispatch of a Function fails on such wrappers.
+    """
+    found: Sequence[Tensor | None] = ctx.saved_tensors
+    return [one if one is None else _alive(one) for one in found] if is_transforming() else found
+
+
+def _alive(tensor: Tensor) -> Tensor:
+    inner = _unwrapped_if_dead(tensor)
+    return tensor if inner is tensor else _alive(inner)
 
 
 def untransformed_apply(function: type[Function]) -> Callable[..., Any]:

@@ -61,9 +61,13 @@ def _used(ctx: Context, operands: dict[str, Operand]) -> list[str]:
 
 
 def _apart(found: Operand, tangents: Sequence[Operand]) -> Operand:
-    """Return a result's tangent, not an operand's: each may be changed in place with its tensor."""
-    is_given = found is not None and any(found is one for one in tangents)
-    return found.clone() if found is not None and is_given else found
+    """Return a result's tangent, not an operand's: each may be changed in place with its tensor.
+
+    No rule returns a view of a tangent.
+    """
+    if found is not None and any(found is one for one in tangents):
+        return found.clone()
+    return found
 
 
 def _without_tangent(argument: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.fuzz.jax_nets import Exact, Net, Ours, results
 from tests.fuzz.jax_oracle import Oracle, Worlds
-from tests.fuzz.jax_programs import SHARDED, Run
+from tests.fuzz.jax_programs import SECOND, SHARDED, Run
 
 _DEVICES = 4
 _AXIS = "d"
@@ -104,7 +104,7 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
         for name, *both in zip(run.wanted, *sides, strict=True):
             blocks, others = map(jax.tree.leaves, both)  # a Hessian has a row of blocks
             size = max(abs(other).max() for other in others)
-            if not size and how == "grad_of_grad":  # first derivatives cancel in it
+            if not size and how in SECOND:  # first derivatives cancel in it
                 size = max(abs(one).max() for one in exact(oracle, run, derivative="grad"))
             # The columns of jacfwd have the dtype of the loss.
             dtype = oracle.net.loss_dtype if how == "jacfwd" else oracle.net.operands[name].dtype

@@ -27,6 +27,7 @@ from tests.support.torch_derivatives import (  # noqa: E402
 
 # PyTorch warns in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
+
 # --- mixes of both modes --------------------------------------------------------------------------
 
 

@@ -127,7 +127,6 @@ def test_a_result_that_is_changed_in_place_leaves_the_tangents_of_operands(posit
 def test_a_backward_inside_of_a_dual_level_gives_the_gradients_of_tangents():
     x, gate = (tensor(name, 3, 8) for name in ("x", "gate"))
     tangent = tensor("tangent", 3, 8, grad=False)
-
     options = {"gate": gate, "gate_activation": "silu", "gate_position": "branch"}
 
     def by_formula(x, residual, **options):
