@@ -203,7 +203,8 @@ def workspace_bound(
         rows = rows._replace(rows=segments.rows).not_empty()
         parameters *= segments.number
     if isinstance(caps, CpuCaps):
-        parts = cpu_launches.cpu_sums(rows, has_segments=has_segments)
+        of_rows = {"has_segments": has_segments, "strided": geometry.strided}
+        parts = cpu_launches.cpu_sums(rows, **of_rows)
     else:
         sm_count = MAX_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count, has_segments=has_segments))

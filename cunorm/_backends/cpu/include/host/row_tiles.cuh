@@ -9,6 +9,8 @@
 
 #include "operands.cuh"
 #include "shared.h"
+#include "simd_first.h"
+#include "simd_transpose.h"
 
 // The memory of a thread's tiles, which is kept from call to call.
 struct TileMemory {
@@ -36,39 +38,81 @@ SHARED { inline thread_local TileMemory tile_memory; }
 template <class T>
 inline constexpr int tile_rows = 64 / int(sizeof(T));
 
-// Copies between rows of an operand and a tile. All loops go along lines of the caches.
+// Copies some rows that lie side by side between an operand and a tile, in blocks of rows and
+// columns that registers transpose. Lines that the next tile needs are prefetched.
 template <class T>
 struct TileCopy {
-  T* rows[tile_rows<T>];
+  using Bits = typename simd::BlockRow<sizeof(T)>::type;
+  static constexpr int block = sizeof(Bits) / sizeof(T);
+
+  T* first;             // of the rows
   index_t step, width;  // from column to column, and the number of columns
   T* tile;
   index_t pitch;  // from row to row of the tile
-  int count;      // rows
+  int count;      // of the rows, at most `block`
 
-  void load() const {
-    visit([](T& in_tile, T& v) { in_tile = v; });
-  }
-  void store() const {
-    visit([](T& in_tile, T& v) { v = in_tile; });
+  template <bool to_tile>
+  void copy() const {
+    for (index_t column = 0; column < width; column += block) {
+      const int columns = int(std::min<index_t>(block, width - column));
+      if (count < block / 4)
+        copy_one_by_one<to_tile>(column, columns);
+      else if (count == block && columns == block)
+        copy_block<to_tile, true>(column, columns);
+      else
+        copy_block<to_tile, false>(column, columns);
+    }
   }
 
  private:
-  static constexpr int block = 16;  // columns
+  T* in_operand(index_t column) const { return first + column * step; }
+  T* in_tile(int row, index_t column) const { return tile + row * pitch + column; }
 
-  template <class Copy>
-  __forceinline__ void visit(const Copy& copy) const {
-    bool side_by_side = count == tile_rows<T>;
-    for (int i = 1; i < count; ++i) side_by_side = side_by_side && rows[i] == rows[0] + i;
-    for (index_t first = 0; first < width; first += block) {
-      if (side_by_side && first + block <= width)
-        for (int i = 0; i < tile_rows<T>; ++i)
-          for (int j = 0; j < block; ++j)
-            copy(tile[i * pitch + first + j], rows[0][(first + j) * step + i]);
+  template <bool to_tile>
+  void copy_one_by_one(index_t column, int columns) const {
+    for (int i = 0; i < count; ++i)
+      for (int j = 0; j < columns; ++j) {
+        T &of_tile = *in_tile(i, column + j), &of_operand = in_operand(column + j)[i];
+        if constexpr (to_tile)
+          of_tile = of_operand;
+        else
+          of_operand = of_tile;
+      }
+  }
+  // The rows of a tile have room for whole blocks of columns.
+  template <bool to_tile, bool is_whole>
+  void copy_block(index_t column, int columns) const {
+    Bits rows[block];
+    unrolled<block>([&](int i) {
+      if constexpr (to_tile)
+        rows[i] = load_column<is_whole>(column + i, i < columns);
       else
-        for (int i = 0; i < count; ++i)
-          for (index_t column = first; column < std::min(first + block, width); ++column)
-            copy(tile[i * pitch + column], rows[i][column * step]);
-    }
+        rows[i] = is_whole || i < count ? simd::load_bits<Bits>(in_tile(i, column)) : Bits{};
+    });
+    simd::transpose(rows);
+    unrolled<block>([&](int i) {
+      if constexpr (!to_tile)
+        store_column<is_whole>(column + i, i < columns, rows[i]);
+      else if (is_whole || i < count)
+        simd::store_bits(in_tile(i, column), rows[i]);
+    });
+  }
+  template <bool is_whole>
+  Bits load_column(index_t column, bool exists) const {
+    const T* const from = in_operand(column);
+    if (!is_whole && !exists) return Bits{};
+    __builtin_prefetch(from + block, 0);
+    return is_whole ? simd::load_bits<Bits>(from) : simd::load_first<Bits>(from, count);
+  }
+  template <bool is_whole>
+  void store_column(index_t column, bool exists, Bits v) const {
+    T* const to = in_operand(column);
+    if (!is_whole && !exists) return;
+    __builtin_prefetch(to + block, 1);
+    if constexpr (is_whole)
+      simd::store_bits(to, v);
+    else
+      simd::store_first(to, v, count);
   }
 };
 
@@ -92,11 +136,11 @@ struct RowTiles {
       tile.begin = number;
       tile.end = std::min(number + tile_rows<T>, last);
       if constexpr (same_type<T, const T>)
-        copy_of(walk, tile, operand).load();
+        copy<true>(walk, tile, operand);
       else
         tile.store = [](const Walk& walk, const Tile& tile) {
           using Operand = const SteppedRows<T, axes>;
-          walk.tiles.copy_of(walk, tile, *static_cast<Operand*>(tile.operand)).store();
+          walk.tiles.template copy<false>(walk, tile, *static_cast<Operand*>(tile.operand));
         };
     }
     return memory<T>(walk, tile) + (number - tile.begin) * pitch(walk);
@@ -125,13 +169,21 @@ struct RowTiles {
     return static_cast<T*>(
         tile_memory.take(int(&tile - tiles), tile_rows<T> * pitch(walk) * sizeof(T)));
   }
-  template <class T, int axes>
-  auto copy_of(const Walk& walk, const Tile& tile, const SteppedRows<T, axes>& operand) const {
+  // Copies the rows of a tile, in runs of rows that lie side by side.
+  template <bool to_tile, class T, int axes>
+  void copy(const Walk& walk, const Tile& tile, const SteppedRows<T, axes>& operand) const {
     using Stored = std::remove_const_t<T>;
-    TileCopy<Stored> copy{{},           operand.step,        walk.width,
-                          memory<Stored>(walk, tile), pitch(walk), int(tile.end - tile.begin)};
-    for (int i = 0; i < copy.count; ++i)
-      copy.rows[i] = const_cast<Stored*>(operand.at(walk.share.row_index(tile.begin + i)));
-    return copy;
+    const auto row = [&](index_t number) {
+      return const_cast<Stored*>(operand.at(walk.share.row_index(number)));
+    };
+    for (index_t begin = tile.begin, end; begin < tile.end; begin = end) {
+      Stored* const first = row(begin);
+      const index_t limit = std::min<index_t>(tile.end, begin + TileCopy<Stored>::block);
+      for (end = begin + 1; end < limit && row(end) == first + (end - begin);) ++end;
+      Stored* const in_tile = memory<Stored>(walk, tile) + (begin - tile.begin) * pitch(walk);
+      TileCopy<Stored>{first,   operand.step, walk.width,
+                       in_tile, pitch(walk),  int(end - begin)}
+          .template copy<to_tile>();
+    }
   }
 };

@@ -150,8 +150,11 @@ struct Walk {
     using Found = decltype(find(row(0)));
     alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
     Found* const found = reinterpret_cast<Found*>(memory);
-    last = rows * (share.block + 1) / share.blocks;
-    for (index_t first = rows * share.block / share.blocks; first < last; first += at_once) {
+    constexpr index_t unit = strided_rows ? tile_rows<RowType> : 1;
+    const index_t units = (rows + unit - 1) / unit;
+    last = std::min(rows, units * (share.block + 1) / share.blocks * unit);
+    for (index_t first = units * share.block / share.blocks * unit; first < last;
+         first += at_once) {
       const int count = int(std::min<index_t>(at_once, last - first));
       for (int i = 0; i < count; ++i) new (found + i) Found(find(row(first + i, i)));
       visit(found, first, count);
@@ -160,12 +163,16 @@ struct Walk {
   }
 
  private:
-  static constexpr index_t itemsize() {
-    if constexpr (present<typename B::x_t>)
-      return sizeof(typename B::x_t);
-    else
-      return sizeof(typename B::dy_t);
-  }
+  template <class Types, bool = present<typename Types::x_t>>
+  struct OfRow {
+    using Type = typename Types::x_t;
+  };
+  template <class Types>
+  struct OfRow<Types, false> {
+    using Type = typename Types::dy_t;
+  };
+  using RowType = typename OfRow<B>::Type;
+  static constexpr index_t itemsize() { return sizeof(RowType); }
 };
 
 // A row, and its chunks. A chunk has 4 packs in the first pass and 16 in the second, or the packs
@@ -192,14 +199,12 @@ struct Row {
   }
   template <class T, int axes>
   InputRow<const T> of(const SteppedRows<const T, axes>& operand) const {
-    if constexpr (!present<T>) return {};
-    const T* const row = walk.tiles.row(walk, operand, number, walk.last);
+    const T* const row = row_of_tile(operand);
     return {row, row};
   }
   template <class T, int axes>
   T* of(const SteppedRows<T, axes>& operand) const {
-    if constexpr (!present<T>) return nullptr;
-    return walk.tiles.row(walk, operand, number, walk.last);
+    return row_of_tile(operand);
   }
 
   index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
@@ -228,6 +233,14 @@ struct Row {
 
  private:
   static constexpr index_t columns = chunk_packs * B::pack;  // per chunk
+
+  template <class T, int axes>
+  T* row_of_tile(const SteppedRows<T, axes>& operand) const {
+    if constexpr (present<T>)
+      return walk.tiles.row(walk, operand, number, walk.last);
+    else
+      return nullptr;
+  }
 
   template <bool second_pass, class F>
   void for_each_chunk_from(index_t first, const F& f) const {
