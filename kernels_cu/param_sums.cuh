@@ -191,8 +191,8 @@ struct NoSums {
   using C = typename B::compute_t;
   __device__ NoSums(C*, const BlockShare&, SharedMemory&) {}
   __device__ NoSums& open(const PackAt<B>&) { return *this; }
-  __device__ void add(ItemAt, C) const {}
-  __device__ void add_product(ItemAt, C, C) const {}
+  __device__ void add(ItemAt, Item<B>) const {}
+  __device__ void add_product(ItemAt, Item<B>, Item<B>) const {}
   __device__ void close(const PackAt<B>&, const NoSums&) const {}
   __device__ void end_row() {}
   __device__ void flush(const Walk<B>&) {}

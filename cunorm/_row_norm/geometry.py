@@ -27,7 +27,7 @@ from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_
 from cunorm._row_norm.order import Axis, lie_apart, row_order
 
 _WIDTH_LIMIT = 2**31
-_STRIDED_LIMIT = 1 << 17  # the most columns that lie apart, because a block holds them
+_STRIDED_LIMIT = 1 << 14  # the most columns that lie apart, because a block of threads holds them
 
 
 class RowShape(NamedTuple):
