@@ -276,7 +276,9 @@ def meant_otherwise() -> Cases:
 
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
-AXES = [1.0, None, (1,), (), True, "last"]
+OF_INTS = "an int or a tuple of ints"
+NEIGHBOURS = "one axis of x, or several neighbours in order, for x of shape (5, 8)"
+NO_AXES = [1.0, None, True, "last"]
 WRONG_NAMES = ["swiglu", "SiLU", "silu ", "", *NO_NAMES]
 NEEDS = [("x", "y"), ("z",), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
@@ -301,12 +303,16 @@ PARTS: dict[str, list[Iterable[Case]]] = {
     "c": [wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])],
     "weight_offset": [wrong("weight_offset", REAL, FINITE, NOT_FINITE)],
     "flags": [wrong(flag, BOOL, "True or False", NO_BOOLS) for flag in FLAGS],
-    "axis": [wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])],
+    "axis": [
+        wrong("axis", (INT[0], OF_INTS), "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *NO_AXES]),
+        wrong("axis", ([tuple], None), NEIGHBOURS, [(), (2,), (-3,), (1, 0), (0, 0), (0, 1, 2)]),
+        wrong("axis", ([], OF_INTS), "", [("last",), (1.0,), (None,), (True,)]),
+    ],
     "groups": [
         wrong("groups", INT, f"{DIVISOR} width of a row", INTS),
         wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS),
     ],
-    "channel_axis": [wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, *AXES])],
+    "channel_axis": [wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, (1,), *NO_AXES])],
     "activation": [
         gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None]),
         wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES),
