@@ -59,6 +59,7 @@ ONE_IN = {
     "numerics/test_conversions.py": 9,
     "numerics/test_tolerance.py": 5,
     "operators/test_alone.py": 21,
+    "operators/test_channel_axes.py": 8,
     "operators/test_combinations.py": 12,
     "operators/test_cpu_plans.py": 17,
     "operators/test_jvp.py": 3,
