@@ -8,8 +8,8 @@ dtypes of Flax's classes, so a checkpoint loads both ways. A call goes to the fu
 - `reduction_axes` of row norms are the last axes of x, and `feature_axes` are among them;
 - a group norm reduces all axes but the first; an instance norm has one feature axis, 1 or the last;
 - `mask` is a bool array, in row norms, whose statistics XLA then computes (see `cunorm.jax`);
-- `axis_name` is None, x has an element, and x and the parameters are promoted to one of float16,
-  bfloat16, float32 and float64.
+- `axis_name` is None, x has an element, and x and the parameters are promoted to float16, bfloat16,
+  float32 or float64.
 
 Any other call is computed by Flax. `use_fast_variance` has no effect on cunorm's calls, which are
 as if it were False: the variance is the mean of squared differences from the mean.
@@ -91,12 +91,15 @@ def _call(norm: Any, x: ArrayLike, **parameters: Any) -> dict[str, Any] | None:
     operands = dict(
         zip(("x", *parameters), norm.promote_dtype(given, dtype=norm.dtype), strict=True)
     )
-    dtypes = {one.dtype for one in operands.values() if one is not None}
-    dtypes |= {jnp.dtype(norm.dtype)} if norm.dtype is not None else set()
-    is_known = len(dtypes) == 1 and operands["x"].dtype.name in DTYPES
+    dtypes = [one.dtype.name for one in operands.values() if one is not None]
+    y_dtype = jnp.dtype(norm.dtype or jnp.result_type(*dtypes)).name
+    # In cunorm float64 is the type of the arithmetic if x has it; in Flax also if only y has it.
+    is_known = {*dtypes, y_dtype} <= {*DTYPES} and (dtypes[0] == "float64") == (
+        y_dtype == "float64"
+    )
     if norm.axis_name is not None or not is_known or operands["x"].size == 0:
         return None
-    return {**operands, "eps": norm.epsilon}
+    return {**operands, "eps": norm.epsilon, "dtype": y_dtype}
 
 
 def _row_call(
