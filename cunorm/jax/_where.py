@@ -81,8 +81,7 @@ def _formula(
     if spec.center:
         q = q - mean(q)
         q = q - mean(q)  # what rounding left of the mean
-    chosen = jnp.where(where, q, 0)  # squares of other elements might be infinite
-    n = q * jax.lax.rsqrt(mean(chosen * chosen) + spec.eps)
+    n = q * jax.lax.rsqrt(mean(q * q) + spec.eps)
     n = n if spec.c is None else n * (spec.c / jnp.sqrt(count))
     if spec.round_before_weight and x.dtype.name != compute:
         n = rounded(x.dtype.name, n)

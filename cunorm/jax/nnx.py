@@ -7,7 +7,7 @@ dtypes of Flax's classes, so a checkpoint loads both ways. A call goes to the fu
 
 - `reduction_axes` of row norms are the last axes of x, and `feature_axes` are among them;
 - a group norm reduces all axes but the first; an instance norm has one feature axis, 1 or the last;
-- `mask` is a bool array, in row norms, whose statistics XLA then computes (see `cunorm.jax`);
+- `mask` is given only to a row norm, whose statistics XLA then computes (see `cunorm.jax`);
 - `axis_name` is None, x has an element, and x and the parameters are promoted to float16, bfloat16,
   float32 or float64.
 
@@ -66,7 +66,7 @@ class GroupNorm(nnx.GroupNorm):
             *samples, channels = call["x"].shape
             usual, axes = range(1, len(samples) + 1), self.reduction_axes
             is_usual = axes is None or _axes(axes, len(samples) + 1) == [*usual]
-            if samples and is_usual and channels == self.num_groups * self.group_size:
+            if is_usual and channels == self.num_groups * self.group_size:
                 return norms.group_norm(num_groups=self.num_groups, **call)
         return super().__call__(x, mask=mask)
 
@@ -80,7 +80,7 @@ class InstanceNorm(nnx.InstanceNorm):
         if call is not None and mask is None:
             ndim = call["x"].ndim
             axes = _axes(self.feature_axes, ndim)
-            if ndim > 1 and axes in ([1], [ndim - 1]):
+            if axes in ([1], [ndim - 1]):
                 return norms.instance_norm(channel_axis=axes[0], **call)
         return super().__call__(x, mask=mask)
 
@@ -94,9 +94,8 @@ def _call(norm: Any, x: ArrayLike, **parameters: Any) -> dict[str, Any] | None:
     dtypes = [one.dtype.name for one in operands.values() if one is not None]
     y_dtype = jnp.dtype(norm.dtype or jnp.result_type(*dtypes)).name
     # In cunorm float64 is the type of the arithmetic if x has it; in Flax also if only y has it.
-    is_known = {*dtypes, y_dtype} <= {*DTYPES} and (dtypes[0] == "float64") == (
-        y_dtype == "float64"
-    )
+    is_same_type = (dtypes[0] == "float64") == (y_dtype == "float64")
+    is_known = is_same_type and {*dtypes, y_dtype} <= {*DTYPES}
     if norm.axis_name is not None or not is_known or operands["x"].size == 0:
         return None
     return {**operands, "eps": norm.epsilon, "dtype": y_dtype}
@@ -107,7 +106,7 @@ def _row_call(
 ) -> dict[str, Any] | None:
     """Return the arguments of a row norm; None if cunorm has no such norm."""
     call = _call(norm, x, **parameters)
-    if call is None or (mask is not None and jnp.asarray(mask).dtype != bool):
+    if call is None:
         return None
     ndim, row = call["x"].ndim, _axes(norm.reduction_axes, call["x"].ndim)
     features = _axes(norm.feature_axes, ndim)

@@ -141,6 +141,7 @@ OTHERS = [
     ("LayerNorm", {"reduction_axes": -1, "feature_axes": 0}, (8, 3), {}),
     ("LayerNorm", {"reduction_axes": (0, 2)}, SHAPE, {}),
     ("LayerNorm", {}, (0, 8), {}),
+    ("LayerNorm", PLAIN | {"use_bias": False, "reduction_axes": (), "feature_axes": ()}, SHAPE, {}),
     ("LayerNorm", {"dtype": jnp.complex64}, SHAPE, {}),
     ("GroupNorm", GROUPS, SHAPE, {"mask": np.arange(8) % 4 < 2}),
     ("GroupNorm", GROUPS | {"reduction_axes": (-1,)}, (1, 8), {}),
@@ -170,10 +171,25 @@ def test_statistics_over_devices_are_flaxs(counted):
     assert not counted
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
-def test_wrong_shapes_are_errors_as_in_flax(name):
-    for shape in ((3, 5, 7), (8, 3), (3, 16)):
-        for norm in pair(name, **GROUPS if name == "GroupNorm" else {}):
+def test_float64_arithmetic_for_a_float32_x_is_flaxs(counted):
+    with jax.enable_x64(True):
+        options = {"promote_dtype": lambda given, dtype: given, "dtype": "float64"}
+        ours, theirs = pair("LayerNorm", **options)
+        x = drawn(2, *SHAPE)
+        np.testing.assert_array_equal(ours(x), theirs(x))
+        assert not counted
+        assert_same(ours(x.astype("float64")), theirs(x.astype("float64")), 1e-13)
+        assert counted
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("LayerNorm", {}), ("GroupNorm", {}), ("GroupNorm", PLAIN | {"use_bias": False})],
+)
+def test_wrong_shapes_are_errors_as_in_flax(name, options):
+    shapes = ((3, 5, 7), (8, 3), (3, 16))
+    for shape in (*shapes, (8,)) if name == "GroupNorm" else shapes:
+        for norm in pair(name, **options, **GROUPS if name == "GroupNorm" else {}):
             with pytest.raises((TypeError, ValueError)):
                 norm(drawn(0, *shape))
 

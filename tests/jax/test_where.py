@@ -208,6 +208,7 @@ WRONG = [
     ({"groups": 2}, ValueError, "groups is given beside where, expected groups=1"),
     ({"gate": np.ones((2, 8), "f4")}, ValueError, "gate is given beside where, expected gate=None"),
     ({"axis_name": "a"}, ValueError, "axis_name is given beside where, expected axis_name=None"),
+    ({"dtype": "float64"}, TypeError, "a result of dtype float64"),
     ({"eps": -1.0}, ValueError, "eps is -1.0, expected a finite number of at least 0"),
     ({"weight": np.ones(7, "f4")}, ValueError, "weight has shape (7,), expected (8,) to match"),
 ]
