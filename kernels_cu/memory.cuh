@@ -25,6 +25,17 @@ struct Words {
   Word word[count];
 };
 
+// Where a row begins. In builds with STRIDED_ROWS, neighbouring columns are `step` elements apart.
+template <class T>
+struct SteppedRow {
+  T* first = nullptr;
+  index_t step = 1;
+
+  __device__ T* operator+(int column) const { return first + column * step; }
+};
+template <class T>
+using RowPointer = either<strided_rows, SteppedRow<T>, T*>;
+
 // A pack read from memory.
 template <class B, class T>
 using LoadedPack = Pack<T, B::pack>;
@@ -69,12 +80,12 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
 
 // A pack of an output row. write() sets its items; store() stores it, and returns the pack as if it
 // had been loaded. `read_again`, which only a CPU uses, says that the kernel soon loads the pack.
-template <class B, class T, bool read_again = false>
+template <class B, class T, bool read_again = false, class Row = T*>
 struct OutputPack {
   Pack<T, B::pack> value;
-  T* row;
+  Row row;
 
-  __device__ explicit OutputPack(T* row) : row(row) {}
+  __device__ explicit OutputPack(Row row) : row(row) {}
 
   template <class At>
   __device__ LoadedPack<B, T> store(const At& at) const {
@@ -95,14 +106,21 @@ __device__ inline void for_each_part(index_t column, index_t end, F f) {
 
 struct ItemAt {
   int index;
-  bool live;
+  bool live, loaded;
 };
+// Whether a pack was loaded. Only packs of strided rows are loaded if they are not live.
+template <class At>
+__device__ inline auto is_loaded(const At& at) -> decltype(at.loaded) {
+  return at.loaded;
+}
+__device__ inline bool is_loaded(const PartAt& at) { return at.live; }
+
 // Calls f(at) for every item of a pack, even if the pack is outside the row (not live): its items
 // were loaded as zeros, and they are not stored.
 template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll
-  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live});
+  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live, is_loaded(at)});
 }
 
 // Two bfloat16 share a word, and one instruction converts either of them.
@@ -123,8 +141,8 @@ __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
   else
     return read_element<B>(pack, at.index);
 }
-template <class B, class T, bool read_again>
-__device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item<B> v) {
+template <class B, class T, bool read_again, class Row>
+__device__ inline void write(OutputPack<B, T, read_again, Row>& pack, ItemAt at, Item<B> v) {
   if constexpr (paired<B>) {
     pack.value.item[2 * at.index] = convert<T>(v.low);
     pack.value.item[2 * at.index + 1] = convert<T>(v.high);
@@ -145,5 +163,5 @@ __device__ inline Item<B> rounded_to(Item<B> v) {
 // Replaces an item outside the row by 0.
 template <class B>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
-  return at.live ? v : Item<B>{};
+  return at.loaded ? v : Item<B>{};
 }

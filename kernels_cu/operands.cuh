@@ -34,7 +34,7 @@ struct RowBuild {
   static constexpr int packs = PACKS;                  // packs that a thread holds at a time
   static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // minimum, for __launch_bounds__
   static constexpr int access = ACCESS;                // elements per memory access
-  static constexpr bool can_pair = false;              // whether an item may be a pair
+  static constexpr bool can_pair = strided_rows && pack == 2;  // whether an item may be a pair
 };
 
 // The largest number of leading axes of an operand. With one axis, finding a row needs no division.
@@ -65,8 +65,16 @@ struct Rows {
   }
 };
 
+// The rows of x, and of an operand like x.
+template <class T, int axes>
+struct SteppedRows : Rows<T, axes> {
+  index_t step;  // from column to column
+};
+template <class T, int axes = ROW_AXES>
+using RowsLikeX = either<strided_rows, SteppedRows<T, axes>, Rows<T, axes>>;
+
 template <class T>
-using GateRows = Rows<T, GATE_AXES>;
+using GateRows = RowsLikeX<T, GATE_AXES>;
 
 // Where a parameter is: one row, or a row for each row of x, several of which may be the same.
 template <class T>

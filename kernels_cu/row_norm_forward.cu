@@ -58,11 +58,11 @@ struct Statistics<T, true> : Statistics<T, false> {
 template <class B>
 struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   using C = typename B::compute_t;
-  Rows<const typename B::x_t> x;
+  RowsLikeX<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
-  Rows<const typename B::residual_t> residual;
-  Rows<typename B::y_t> y;
-  Rows<typename B::residual_out_t> residual_out;
+  RowsLikeX<const typename B::residual_t> residual;
+  RowsLikeX<typename B::y_t> y;
+  RowsLikeX<typename B::residual_out_t> residual_out;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
   // Null if not wanted, as they are for a quantised result.
@@ -81,19 +81,19 @@ template <class B>
 struct ForwardRow {
   using C = typename B::compute_t;
   using stream_t = typename B::stream_t;
-  typename B::residual_out_t* residual_out;
-  typename B::y_t* y;
+  RowPointer<typename B::residual_out_t> residual_out;
+  RowPointer<typename B::y_t> y;
   RowPacks<B, typename B::x_t, B::writes_stream> x;
   RowPacks<B, typename B::residual_t, true> residual;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   Parameters<B> parameters;
-  C shift = 0, correction = 0, variance = 0, k_rstd = 0;
+  PerRow<B> shift = 0, correction = 0, variance = 0, k_rstd = 0;
 
   __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : residual_out(row.of(arguments.residual_out)),
-        y([&]() -> typename B::y_t* {
+        y([&]() -> RowPointer<typename B::y_t> {
           if constexpr (B::writes_y) return row.of(arguments.y);
-          return nullptr;
+          return {};
         }()),
         x(row.of(arguments.x)),
         residual(row.of(arguments.residual)),
@@ -140,15 +140,15 @@ struct ForwardRow {
   }
 
   // Finds correction and variance from the sums of t and of t * t.
-  __device__ void find_moments(const Pack<C, 2>& sums, C width) {
+  __device__ void find_moments(const Pack<PerRow<B>, 2>& sums, C width) {
     correction = math::divided(sums.item[0], width);
     variance = fma(-correction, correction, math::divided(sums.item[1], width));
-    if (variance < 0) variance = 0;  // a NaN stays
+    variance = math::not_negative(variance);
   }
   // Finds the factor, and stores the statistics; or stores the moments.
   __device__ void find_factors(const Arguments<B>& arguments, const Row<B>& row, bool is_first) {
     const auto& statistics = arguments.statistics;
-    const C mean = shift + correction;
+    const auto mean = shift + correction;
     if constexpr (B::finds_moments) {
       if (!row.exists || !is_first) return;
       statistics.rstd[row.index] = variance * C(row_width(arguments));
@@ -157,11 +157,11 @@ struct ForwardRow {
         statistics.correction[row.index] = (shift - mean) + correction;
       }
     } else {
-      const C rstd = math::reciprocal_root(variance + C(arguments.eps));
+      const auto rstd = math::reciprocal_root(variance + C(arguments.eps));
       k_rstd = C(arguments.k) * rstd;
       if (B::quantizes || !row.exists || !is_first) return;
-      if (statistics.mean != nullptr) statistics.mean[row.index] = mean;
-      if (statistics.rstd != nullptr) statistics.rstd[row.index] = rstd;
+      if (statistics.mean != nullptr) store_per_row<B>(statistics.mean, row.index, mean);
+      if (statistics.rstd != nullptr) store_per_row<B>(statistics.rstd, row.index, rstd);
     }
   }
   // Takes the given statistics.

@@ -34,12 +34,12 @@ struct Build : RowBuild {
 
 template <class B>
 struct Arguments {
-  Rows<const typename B::x_t> x;
+  RowsLikeX<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
-  Rows<const typename B::x_tangent_t> x_tangent;
-  Rows<const typename B::gate_tangent_t> gate_tangent;
-  Rows<const typename B::dy_t> dy;
-  Rows<typename B::y_tangent_t> y_tangent;
+  RowsLikeX<const typename B::x_tangent_t> x_tangent;
+  RowsLikeX<const typename B::gate_tangent_t> gate_tangent;
+  RowsLikeX<const typename B::dy_t> dy;
+  RowsLikeX<typename B::y_tangent_t> y_tangent;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
   Parameter<const typename B::weight_tangent_t> weight_tangent;
@@ -66,9 +66,9 @@ struct TangentRow {
   Parameters<B> parameters;
   ParameterPacks<B, typename B::weight_tangent_t> weight_tangent;
   ParameterPacks<B, typename B::bias_tangent_t> bias_tangent;
-  typename B::y_tangent_t* y_tangent;
-  C mean = 0, rstd = 0, correction = 0;
-  C k_rstd = 0, of_v = 0, of_a = 0, of_r = 0, offset = 0;
+  RowPointer<typename B::y_tangent_t> y_tangent;
+  PerRow<B> mean = 0, rstd = 0, correction = 0;
+  PerRow<B> k_rstd = 0, of_v = 0, of_a = 0, of_r = 0, offset = 0;
 
   __device__ TangentRow(const Arguments<B>& arguments, const Row<B>& row)
       : x(row.of(arguments.x)),
@@ -82,8 +82,8 @@ struct TangentRow {
         bias_tangent(parameter_of(arguments.bias_tangent, first_column(arguments, row), row.index)),
         y_tangent(row.of(arguments.y_tangent)) {
     if (!row.exists) return;
-    rstd = arguments.rstd[row.index];
-    if constexpr (B::center) mean = arguments.mean[row.index];
+    rstd = load_per_row<B>(arguments.rstd, row.index);
+    if constexpr (B::center) mean = load_per_row<B>(arguments.mean, row.index);
   }
   static __device__ index_t first_column(const Arguments<B>& arguments, const Row<B>& row) {
     return row.walk.share.group * row_width(arguments);
@@ -159,8 +159,8 @@ struct TangentRow {
   __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team,
                                Sums (&sums)[sum_count]) {
     const C width = C(row_width(arguments)), k = arguments.k;
-    C mean_v = 0, mean_a = 0, mean_rv = 0, mean_ra = 0, mean_av = 0;
-    const auto mean_of = [&](C sum) { return math::divided(sum, width); };
+    PerRow<B> mean_v = 0, mean_a = 0, mean_rv = 0, mean_ra = 0, mean_av = 0;
+    const auto mean_of = [&](PerRow<B> sum) { return math::divided(sum, width); };
     if constexpr (B::center && B::has_p_tangent) {
       const auto found = team.all_reduce(sums[SumP], sums[SumV], sums[SumPV]);
       correction = mean_of(found.item[0]);
@@ -183,7 +183,7 @@ struct TangentRow {
     }
     k_rstd = k * rstd;
     if constexpr (B::of_backward) {
-      const C factor = -rstd * k_rstd;
+      const auto factor = -rstd * k_rstd;
       of_v = factor * mean_ra;
       of_a = factor * mean_rv;
       of_r = -rstd * rstd * fma(-3 * mean_ra, mean_rv, mean_av);

@@ -121,6 +121,7 @@ class _RowTypes(KernelTypes, ABC):
 
     gate: DType | None = None
     formula: Formula = _PLAIN
+    strided: bool = False  # rows lie side by side, and columns apart
 
     @classmethod
     def lines(cls) -> tuple[str, ...]:
@@ -148,7 +149,8 @@ class _RowTypes(KernelTypes, ABC):
         return sum(bool(getattr(self, name)) for name in self.sums())
 
     def macros(self) -> Macros:
-        return (*super().macros(), *self.formula.macros())
+        strided = (("STRIDED_ROWS", "true"),) if self.strided else ()
+        return (*super().macros(), *self.formula.macros(), *strided)
 
     def held_itemsizes(self) -> list[int]:
         """Return how many bytes a thread holds for an element of a row, for each operand and sum.
@@ -163,6 +165,10 @@ class _RowTypes(KernelTypes, ABC):
     @abstractmethod
     def held(self) -> list[DType | None]:
         """Return the dtypes of the operands that a thread holds of a row."""
+
+    @abstractmethod
+    def loaded(self) -> list[DType | None]:
+        """Return the dtypes of the operands like x that a thread loads of a row."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,9 @@ class ForwardTypes(_RowTypes):
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
+
+    def loaded(self) -> list[DType | None]:
+        return [self.x, self.residual, self.gate]
 
     def read_again(self) -> list[DType | None]:
         """Return the dtypes of the operands of which a streamed row is read twice."""
@@ -233,8 +242,10 @@ class BackwardTypes(_RowTypes):
         return [name for name in super()._with_macros() if name != "branch"]
 
     def held(self) -> list[DType | None]:
-        row = [self.dy, self.x, self.dresidual_out, self.gate, self.branch]
-        return [*row, self.weight, self.bias]
+        return [*self.loaded(), self.weight, self.bias]
+
+    def loaded(self) -> list[DType | None]:
+        return [self.dy, self.x, self.dresidual_out, self.gate, self.branch]
 
 
 RowTypes = ForwardTypes | BackwardTypes
