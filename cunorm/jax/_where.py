@@ -13,6 +13,7 @@ from jax import Array
 from cunorm._core.dtypes import compute_type, dtype_of
 from cunorm._core.operands import present
 from cunorm._core.validate import shown
+from cunorm._row_norm.order import row_order
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call
 from cunorm.jax._formulas import rounded
@@ -70,7 +71,8 @@ def _formula(
     spec: Any, y_dtype: str, where: Array, x: Array, weight: Array | None, bias: Array | None
 ) -> Array:
     """Return y; every sum is over the True elements of a row, every other step over all."""
-    axes = tuple(range(spec.axis % x.ndim, x.ndim))
+    order, leading_axes = row_order(spec.function, x.shape, spec.axis)
+    axes = (order or tuple(range(x.ndim)))[leading_axes:]
     compute = compute_type(dtype_of(spec.function, "x", x.dtype)).name
     count = where.sum(axes, keepdims=True, dtype="int32").astype(compute)
 
@@ -85,6 +87,13 @@ def _formula(
     n = n if spec.c is None else n * (spec.c / jnp.sqrt(count))
     if spec.round_before_weight and x.dtype.name != compute:
         n = rounded(x.dtype.name, n)
-    n = n if weight is None else n * (weight.astype(compute) + spec.weight_offset)
-    n = n if bias is None else n + bias.astype(compute)
+    n = n if weight is None else n * (_beside(x, axes, weight).astype(compute) + spec.weight_offset)
+    n = n if bias is None else n + _beside(x, axes, bias).astype(compute)
     return n.astype(y_dtype)
+
+
+def _beside(x: Array, axes: tuple[int, ...], parameter: Array) -> Array:
+    """Return a parameter, which may be a row, in a shape that broadcasts to x's."""
+    if parameter.shape != tuple(x.shape[axis] for axis in axes):
+        return parameter
+    return jnp.expand_dims(parameter, [axis for axis in range(x.ndim) if axis not in axes])

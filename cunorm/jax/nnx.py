@@ -5,7 +5,7 @@
 dtypes of Flax's classes, so a checkpoint loads both ways. A call goes to the function of
 `cunorm.jax` with the same name if that has the formula:
 
-- `reduction_axes` of row norms are the last axes of x, and `feature_axes` are among them;
+- `reduction_axes` of row norms are one axis or neighbours, and `feature_axes` are among them;
 - a group norm reduces all axes but the first; an instance norm has one feature axis, 1 or the last;
 - `mask` is given only to a row norm, whose statistics XLA then computes (see `cunorm.jax`);
 - `axis_name` is None, x has an element, and x and the parameters are promoted to float16, bfloat16,
@@ -110,14 +110,15 @@ def _row_call(
         return None
     ndim, row = call["x"].ndim, _axes(norm.reduction_axes, call["x"].ndim)
     features = _axes(norm.feature_axes, ndim)
-    if not row or row != [*range(ndim - len(row), ndim)] or not {*features} <= {*row}:
+    if not row or row != [*range(row[0], row[-1] + 1)] or not {*features} <= {*row}:
         return None
     sizes = [call["x"].shape[axis] for axis in row]
     of_features = [size if axis in features else 1 for axis, size in zip(row, sizes, strict=True)]
     for name in parameters:
         if call[name] is not None:  # one parameter may serve several axes of a row
             call[name] = jnp.broadcast_to(call[name].reshape(of_features), sizes)
-    return {**call, "axis": -len(row), "where": mask}
+    axis = -len(row) if row[-1] == ndim - 1 else tuple(row)
+    return {**call, "axis": axis, "where": mask}
 
 
 def _axes(axes: int | Iterable[int], ndim: int) -> list[int]:

@@ -74,6 +74,8 @@ ROW_OPTIONS = [
     ({"reduction_axes": (1, 2)}, SHAPE),
     ({"reduction_axes": (-1, 1), "feature_axes": 2}, SHAPE),
     ({"reduction_axes": (-2, -1), "feature_axes": (1,)}, (3, 8, 5)),
+    ({"reduction_axes": 1, "feature_axes": -2}, (3, 8, 5)),
+    ({"reduction_axes": (0, -2), "feature_axes": 1}, (3, 8, 5)),
     ({"dtype": jnp.bfloat16}, SHAPE),
     ({"param_dtype": jnp.float16}, SHAPE),
 ]
@@ -137,7 +139,8 @@ def test_row_norms_take_a_mask_and_others_leave_it_to_flax(name, counted):
 
 
 OTHERS = [
-    *((name, {"reduction_axes": 1}, SHAPE, {}) for name in ("LayerNorm", "RMSNorm")),
+    *((name, {"reduction_axes": (1, 3)}, (2, 3, 4, 8), {}) for name in ("LayerNorm", "RMSNorm")),
+    ("RMSNorm", {"reduction_axes": 1}, SHAPE, {}),  # the scale is along the last axis
     ("LayerNorm", {"reduction_axes": -1, "feature_axes": 0}, (8, 3), {}),
     ("LayerNorm", {"reduction_axes": (0, 2)}, SHAPE, {}),
     ("LayerNorm", {}, (0, 8), {}),

@@ -66,6 +66,16 @@ def test_statistics_are_those_of_the_chosen_elements(name):
     y = norm_of(name, axis=1)(x, where, drawn(1, 3, 10))
     right = exact(name, x, where, drawn(1, 3, 10), axis=1)
     np.testing.assert_allclose(y, right, rtol=1e-5, atol=1e-5)
+    last, weight = partial(np.moveaxis, source=1, destination=-1), drawn(1, 3)
+    where = np.moveaxis(some(4, 10, 3), -1, 1)
+    for axis, parameter in (
+        ((1,), weight),
+        ((-2,), weight[:, None]),
+        ((1,), weight[None, :, None]),
+    ):
+        y = norm_of(name, axis=axis)(x, where, parameter, weight)
+        right = exact(name, last(x), last(where), weight, weight)
+        np.testing.assert_allclose(last(np.asarray(y)), right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NORMS)
