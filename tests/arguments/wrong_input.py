@@ -164,6 +164,15 @@ def channels() -> Cases:
         yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
 
 
+def channel_axes() -> Cases:
+    """Yield errors for axes that are neither axis 1 nor the last one."""
+    for shape, right in [((3, 8, 5, 2), "-1, 1, 3 or -3"), ((3, 8), "-1 or 1")]:
+        for axis in (0, 2, -2, len(shape), -len(shape)):
+            text = f"channel_axis is {axis}, expected {right} for x of shape {shape}"
+            x = np.ones(shape, "f4")
+            yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
+
+
 def few_channels() -> Cases:
     """Yield errors for groups and parameters that do not fit 8 channels; they name the axis."""
     flat = "x.shape[-1]"
@@ -312,7 +321,15 @@ PARTS: dict[str, list[Iterable[Case]]] = {
         wrong("groups", INT, f"{DIVISOR} width of a row", INTS),
         wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS),
     ],
-    "channel_axis": [wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, (1,), *NO_AXES])],
+    "channel_axis": [
+        wrong(
+            "channel_axis",
+            INT,
+            "-1, 1, 2 or -2 for x of shape (3, 8, 8)",
+            [0, 3, -3, 10**30, (1,), *NO_AXES],
+        ),
+        channel_axes(),
+    ],
     "activation": [
         gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None]),
         wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES),
