@@ -175,13 +175,15 @@ __device__ inline FloatPair from_lane_xor(FloatPair v, int mask) {
 template <int warps, int teams, class Op = Sum, class V, int n>
 __device__ inline Pack<V, n> teams_all_reduce(Pack<V, n> v, TeamsScratch<V, warps, teams>& scratch,
                                               int& turn) {
+  static_assert(teams <= 32 && (teams & (teams - 1)) == 0, "a warp has threads of all teams");
   const int team = threadIdx.x % teams;
 #pragma unroll
   for (int mask = teams; mask < 32; mask *= 2)
     unrolled<n>([&](int i) { v.item[i] = Op::of(v.item[i], from_lane_xor(v.item[i], mask)); });
   if constexpr (warps == 1) return v;
   auto& values = scratch.values[turn++ % 2];
-  unrolled<n>([&](int i) { values[i][threadIdx.x / 32][team] = v.item[i]; });
+  if (threadIdx.x % 32 < teams)
+    unrolled<n>([&](int i) { values[i][threadIdx.x / 32][team] = v.item[i]; });
   __syncthreads();
   constexpr int chains = warps % 4 == 0 ? 4 : 1;  // additions of one do not wait for another's
   unrolled<n>([&](int i) {
@@ -206,6 +208,7 @@ struct Team {
   static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // per cluster
   static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // per block
   static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
+  static_assert(!strided_rows || B::threads % 32 == 0, "all warps are whole");
   using Scratch =
       either<strided_rows, TeamsScratch<PerRow<B>, B::threads / 32, per_block>,
              either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>>;

@@ -200,12 +200,14 @@ def strided_team(types: RowTypes, width: int, pack_rows: int) -> Team:
     itemsizes = [dtype.itemsize for dtype in types.loaded() if dtype]
     numbers, sector_rows = types.compute.itemsize // 4, _SECTOR // min(itemsizes)
     columns = max(1, limits.elements // len(itemsizes) // numbers)
-    of_row = min(-(-width // (4 * columns)) * 4, _LARGEST_STRIDED_TEAM)
+    step = 4 if width <= WARP * columns else 8  # so that blocks may have whole warps
+    of_row = min(-(-width // (step * columns)) * step, _LARGEST_STRIDED_TEAM)
     teams = 16
-    while of_row * teams > limits.preferred_threads and teams * 2 > sector_rows:
+    while of_row * teams % (2 * WARP) == 0 and (
+        (of_row * teams > limits.preferred_threads and teams * 2 > sector_rows)
+        or (of_row * teams > _MOST_STRIDED_THREADS and teams > 4)
+    ):
         teams //= 2
-    if of_row * teams > _MOST_STRIDED_THREADS and of_row % 8 == 0:
-        teams = 4
     threads = of_row * teams
     of_thread = limits.registers if threads <= _MOST_STRIDED_THREADS else _FEW_REGISTERS
     registers, columns = of_thread * numbers, _held(width, of_row, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.cases import Call, call_of
+from tests.support.jvp import JvpCall
 
 Array = np.ndarray[Any, Any]
 
@@ -42,3 +43,34 @@ def channels_first(kernel: str, case: Mapping[str, Any], on: Any) -> Call:
 def _moved(array: Any) -> Any:
     """Return the view of an array of three axes with the last two exchanged."""
     return array.swapaxes(1, 2) if getattr(array, "ndim", 0) == 3 else array
+
+
+def first_of_jvp(call: JvpCall) -> JvpCall:
+    """Let a call of forward mode pass arrays whose rows lie side by side, with a tuple as axis."""
+    put, get, of_second = call._put, call.on.get, call._of_second()
+    call._of_second = lambda: of_second  # type: ignore[method-assign]
+
+    def side_by_side_on(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        first = {
+            name: np.ascontiguousarray(_moved(one)) if _is_like(one, call) else one
+            for name, one in arrays.items()
+        }
+        return put(first)
+
+    def run(function: Any, **more: Any) -> Any:
+        call.options["axis"] = (1,)
+        call._put = side_by_side_on  # type: ignore[method-assign]
+        try:
+            return _moved(get(function(**more)))
+        finally:
+            call.options["axis"] = -1
+            del call._put
+
+    jvp, second = call.jvp, call.second
+    call.jvp = lambda **more: run(jvp, **more)  # type: ignore[method-assign]
+    call.second = lambda: run(second)  # type: ignore[method-assign]
+    return call
+
+
+def _is_like(array: Any, call: JvpCall) -> bool:
+    return array is not None and array.shape == tuple(call.case["shape"])
