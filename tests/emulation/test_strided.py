@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,13 @@ import pytest
 
 import cunorm
 from tests.emulation.machine import SCHEDULES, gpu, machine, needs_softgpu
+from tests.support.internals import (
+    DTYPES,
+    BackwardTypes,
+    ForwardTypes,
+    compute_type,
+    strided_team,
+)
 from tests.support.jvp import JvpCall
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.strided import channels_first, first_of_jvp
@@ -86,9 +94,9 @@ def test_a_row_has_the_same_bits_alone_as_in_pairs():
     assert {one["PACK"] for one in builds if "STRIDED_ROWS" in one} == {"1", "2"}
 
 
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_blocks_have_whole_warps_that_hold_all_columns(itemsize):
-    x = {2: BFLOAT16, 4: FLOAT32, 8: FLOAT64}[itemsize]
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_blocks_have_whole_warps_that_hold_all_columns(dtype):
+    x = DTYPES[dtype]
     compute = compute_type(x)
     many = {"gate": x, "dresidual_out": x, "branch": x}
     kinds = [

@@ -67,6 +67,7 @@ from cunorm._row_norm.jvp_spec import jvp_scalars
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
 from cunorm._row_norm.split_kernels import GivenSumsTypes, GivenTypes, MomentsTypes, SumsTypes
+from cunorm._row_norm.tiling import strided_team
 from cunorm.reference.jvp import normalize_backward_jvp
 
 # By operator name: the OpDef, and scalars that a public function passes to it.
