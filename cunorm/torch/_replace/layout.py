@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Layouts: the number of axes of an x, the axis of its rows, and its order in memory."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+Call = Callable[..., Tensor]
+
+
+class Layout(NamedTuple):
+    """How an x contains its rows."""
+
+    axes: int
+    first: bool  # a row is axis 1, as in NCHW; otherwise it is the last axis, as in NHWC
+    dense: bool = True  # contiguous; otherwise rows are contiguous, as in channels_last memory
+
+    def place(self, rows: Tensor) -> Tensor:
+        """Return an x with the rows of a tensor (samples, an even number of positions, width)."""
+        samples, positions, width = rows.shape
+        if self.axes == 2:
+            return rows.flatten(0, 1)
+        if not self.first:
+            return rows.reshape((1,) * (self.axes - 3) + rows.shape)
+        spatial = {3: (positions,), 4: (2, positions // 2), 5: (2, positions // 2, 1)}[self.axes]
+        x = rows.reshape(samples, *spatial, width).movedim(-1, 1)
+        return x.contiguous() if self.dense else x
+
+    def rows(self, y: Tensor, like: Tensor) -> Tensor:
+        """Undo `place`."""
+        return (y.movedim(1, -1) if self.first and self.axes > 2 else y).reshape(like.shape)
+
+    def in_memory(self) -> Iterator["Layout"]:
+        """Yield this layout, for each order in memory in which x has it."""
+        yield self
+        if self.first and self.axes > 3:
+            yield self._replace(dense=False)
+
+
+COUNTS = (3, 4, 5, 2)  # the numbers of axes of x that are tried
+LAYOUTS = [Layout(count, first) for count in COUNTS for first in (False, True)[: count - 1]]
+
+
+def on_channels(call: Call) -> Call:
+    """Return the call of a row norm whose rows are axis 1 of x."""
+
+    def run(
+        x: Tensor, *parameters: Tensor, gate: Tensor | None = None, **options: object
+    ) -> Tensor:
+        moved = None if gate is None else gate.movedim(1, -1)
+        return call(x.movedim(1, -1), *parameters, gate=moved, **options).movedim(-1, 1)
+
+    return run
