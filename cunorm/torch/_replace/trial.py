@@ -179,8 +179,8 @@ class Trial:
         """Draw operands; in a third of the rows, squares are near eps."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
-        rows = 2 * max(1, _ELEMENTS // (2 * self.width))
-        shape = (3, rows + 2 * (rows == self.width), self.width)  # the middle is not the width
+        count = 2 * max(1, _ELEMENTS // (2 * self.width))
+        shape = (3, count + 2 * (count == self.width), self.width)  # the middle is not the width
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
         rows = [(draw(shape) + 0.5) * scales[:, None, None]]
