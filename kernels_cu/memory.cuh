@@ -25,6 +25,17 @@ struct Words {
   Word word[count];
 };
 
+// Where a row begins. In builds with STRIDED_ROWS, neighbouring columns are `step` elements apart.
+template <class T>
+struct SteppedRow {
+  T* first = nullptr;
+  index_t step = 1;
+
+  __device__ T* operator+(index_t column) const { return first + column * step; }
+};
+template <class T>
+using RowPointer = either<strided_rows, SteppedRow<T>, T*>;
+
 // A pack read from memory.
 template <class B, class T>
 using LoadedPack = Pack<T, B::pack>;
@@ -69,12 +80,12 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
 
 // A pack of an output row. write() sets its items; store() stores it, and returns the pack as if it
 // had been loaded. `read_again`, which only a CPU uses, says that the kernel soon loads the pack.
-template <class B, class T, bool read_again = false>
+template <class B, class T, bool read_again = false, class Row = T*>
 struct OutputPack {
   Pack<T, B::pack> value;
-  T* row;
+  Row row;
 
-  __device__ explicit OutputPack(T* row) : row(row) {}
+  __device__ explicit OutputPack(Row row) : row(row) {}
 
   template <class At>
   __device__ LoadedPack<B, T> store(const At& at) const {
@@ -123,8 +134,8 @@ __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
   else
     return read_element<B>(pack, at.index);
 }
-template <class B, class T, bool read_again>
-__device__ inline void write(OutputPack<B, T, read_again>& pack, ItemAt at, Item<B> v) {
+template <class B, class T, bool read_again, class Row>
+__device__ inline void write(OutputPack<B, T, read_again, Row>& pack, ItemAt at, Item<B> v) {
   if constexpr (paired<B>) {
     pack.value.item[2 * at.index] = convert<T>(v.low);
     pack.value.item[2 * at.index + 1] = convert<T>(v.high);

@@ -65,8 +65,16 @@ struct Rows {
   }
 };
 
+// The rows of x, and of an operand like x.
+template <class T, int axes>
+struct SteppedRows : Rows<T, axes> {
+  index_t step;  // from column to column
+};
+template <class T, int axes = ROW_AXES>
+using RowsLikeX = either<strided_rows, SteppedRows<T, axes>, Rows<T, axes>>;
+
 template <class T>
-using GateRows = Rows<T, GATE_AXES>;
+using GateRows = RowsLikeX<T, GATE_AXES>;
 
 // Where a parameter is: one row, or a row for each row of x, several of which may be the same.
 template <class T>

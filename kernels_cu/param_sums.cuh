@@ -87,6 +87,37 @@ struct HeldSums {
   }
 };
 
+// Sums over strided rows. The threads of a run of lanes have the same columns of different rows, and
+// add up their recent sums. The first of them has the totals of these columns.
+template <class B>
+struct StridedSums {
+  using C = typename B::compute_t;
+  static constexpr int lanes = Team<B>::per_block;
+  static_assert(!streamed<B> && B::pack == 1 && lanes <= 32, "a run of lanes has the same columns");
+
+  C* row;  // the block's row of partial sums
+  ItemSums<B> recent[B::packs];
+  bool begun = false;
+
+  __device__ StridedSums(C* sums, const BlockShare& share, SharedMemory&)
+      : row(sums + share.part() * sum_pitch(B::width * share.groups) + share.group * B::width) {}
+
+  __device__ ItemSums<B>& open(const PackAt<B>& at) { return recent[at.index]; }
+  __device__ void close(const PackAt<B>&, const ItemSums<B>&) const {}
+  __device__ void end_row() {}
+
+  __device__ void flush(const Walk<B>& walk) {
+    walk.whole_row().columns().for_each_pack([&](PackAt<B> at) {
+      const auto sums = warp_all_reduce<lanes>(recent[at.index].values);
+      at.live = at.live && threadIdx.x % lanes == 0;
+      add_to_row(row, at, sums, begun);
+      recent[at.index] = {};
+    });
+    begun = true;
+  }
+  __device__ void finish(const Walk<B>&) const {}
+};
+
 // Sums over streamed rows. Recent sums are in shared memory, in the order of HeldSums' totals, or
 // in a second row of global memory.
 template <class B>
@@ -150,7 +181,9 @@ struct NoSums {
 };
 
 template <class B, bool wanted>
-using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>;
+using ColumnSums = either<
+    !wanted, NoSums<B>,
+    either<strided_rows, StridedSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>>;
 
 template <class B>
 struct ParamSums {

@@ -154,8 +154,39 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   return warp_all_reduce<lanes, Op>(v);
 }
 
+// Values that the teams of a block exchange if neighbouring threads are of different teams, as
+// BlockScratch has them.
+template <class C, int threads, int teams>
+struct TeamsScratch {
+  C values[2][BlockScratch<C, 1>::max_values][threads][teams];
+};
+
+// Reduces over a team, whose threads are `teams` threads apart. Every thread gets the results.
+template <int threads, int teams, class Op = Sum, class C, int n>
+__device__ inline Pack<C, n> teams_all_reduce(Pack<C, n> v,
+                                              TeamsScratch<C, threads, teams>& scratch, int& turn) {
+  if constexpr (threads == 1) return v;
+  auto& values = scratch.values[turn++ % 2];
+  const int team = threadIdx.x % teams;
+  unrolled<n>([&](int i) { values[i][threadIdx.x / teams][team] = v.item[i]; });
+  __syncthreads();
+  unrolled<n>([&](int i) {
+    constexpr int chains = threads % 4 == 0 ? 4 : 1;  // sums that do not wait for each other
+    Pack<C, chains> sums;
+    unrolled<chains>([&](int j) { sums.item[j] = values[i][j][team]; });
+#pragma unroll
+    for (int thread = chains; thread < threads; thread += chains)
+      unrolled<chains>(
+          [&](int j) { sums.item[j] = Op::of(sums.item[j], values[i][thread + j][team]); });
+    v.item[i] = sums.item[0];
+    unrolled<chains, 1>([&](int j) { v.item[i] = Op::of(v.item[i], sums.item[j]); });
+  });
+  return v;
+}
+
 // The threads_per_row threads that share a row. Teams of at most 32 threads share a block, and each
-// takes its own row. A larger team is a block or, for long rows, a cluster of blocks.
+// takes its own row. A larger team is a block or, for long rows, a cluster of blocks. If rows are
+// strided, all teams share blocks, and neighbouring threads take neighbouring rows.
 template <class B>
 struct Team {
   using C = typename B::compute_t;
@@ -163,7 +194,9 @@ struct Team {
   static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // per cluster
   static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // per block
   static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
-  using Scratch = either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>;
+  using Scratch =
+      either<strided_rows, TeamsScratch<C, threads, per_block>,
+             either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>>;
 
   Scratch& scratch;
   int turn = 0;
@@ -172,9 +205,13 @@ struct Team {
     if constexpr (blocks > 1 && B::reduces) scratch.begin();
   }
 
-  __device__ int index() const { return threadIdx.x / threads; }
+  __device__ int index() const {
+    return strided_rows ? threadIdx.x % per_block : threadIdx.x / threads;
+  }
   __device__ int thread() const {
-    if constexpr (blocks > 1)
+    if constexpr (strided_rows)
+      return threadIdx.x / per_block;
+    else if constexpr (blocks > 1)
       return cluster_rank() * B::threads + threadIdx.x;
     else
       return threadIdx.x % threads;
@@ -186,7 +223,9 @@ struct Team {
     using Op = typename First::Operation;
     static_assert((same_type<Op, typename Others::Operation> && ...), "one operation for all");
     const Pack<C, 1 + sizeof...(Others)> v = {{first.result(), others.result()...}};
-    if constexpr (threads <= 32)
+    if constexpr (strided_rows)
+      return teams_all_reduce<threads, per_block, Op>(v, scratch, turn);
+    else if constexpr (threads <= 32)
       return warp_all_reduce<threads, Op>(v);
     else if constexpr (blocks == 1)
       return block_all_reduce<warps, Op>(v, scratch, turn);

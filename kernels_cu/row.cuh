@@ -99,6 +99,10 @@ struct Row {
   __device__ T* of(const Rows<T, axes>& operand) const {
     return operand.at(index);
   }
+  template <class T, int axes>
+  __device__ SteppedRow<T> of(const SteppedRows<T, axes>& operand) const {
+    return {operand.at(index), operand.step};
+  }
 
   __device__ Chunk<B> chunk(column_t<B> begin) const {
     return {begin + walk.thread * B::pack, exists ? column_t<B>(B::width) : 0};
@@ -111,10 +115,10 @@ struct Row {
 // kernel loads each pack only once, even if the row is streamed.
 template <class B, class T, bool once = false>
 struct RowPacks {
-  const T* row;
+  RowPointer<const T> row;
   LoadedPack<B, T> packs[B::packs];
 
-  __device__ explicit RowPacks(const T* row) : row(row) {}
+  __device__ explicit RowPacks(RowPointer<const T> row) : row(row) {}
 
   // Starts to load a chunk.
   __device__ void load(const Chunk<B>& chunk) {
@@ -135,25 +139,39 @@ struct RowPacks {
 // One number for each row, in place of an operand's packs.
 template <class B, class T>
 struct ScalarPacks {
-  const T* row;
+  RowPointer<const T> row;
   EqualItems<B> items = {};
 
-  __device__ explicit ScalarPacks(const T* row) : row(row) {}
+  __device__ explicit ScalarPacks(RowPointer<const T> row) : row(row) {}
 
   __device__ void load(const Chunk<B>& chunk) {
-    if (inside(0, chunk.end)) items.item = convert<Item<B>>(*row);
+    if (inside(0, chunk.end)) items.item = convert<Item<B>>(*(row + 0));
   }
   __device__ EqualItems<B> operator[](const PackAt<B>&) const { return items; }
 };
 template <class B, class T, bool once = false>
 using GatePacks = either<B::scalar_gate, ScalarPacks<B, T>, RowPacks<B, T, once>>;
 
+// The packs of a parameter for strided rows: the rows of a warp share them, so the first-level cache
+// has them, and no register holds them.
+template <class B, class T>
+struct SharedParameterPacks {
+  const T* row;
+
+  __device__ explicit SharedParameterPacks(const T* row) : row(row) {}
+  __device__ void load(const Chunk<B>&) const {}
+  __device__ void prefetch(const Chunk<B>&) const {}
+  __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const {
+    return load_where<B>(at.live, row + at.column);
+  }
+};
 // A parameter's packs.
 template <class B, class T>
-using ParameterPacks = RowPacks<B, T>;
+using ParameterPacks =
+    either<strided_rows && present<T>, SharedParameterPacks<B, T>, RowPacks<B, T>>;
 
 template <class B, class T, bool read_again = false>
-using RowOutput = OutputPack<B, T, read_again>;
+using RowOutput = OutputPack<B, T, read_again, RowPointer<T>>;
 
 // Adds a pack to what its row holds; both are rounded once.
 template <class B, class T, class Held>

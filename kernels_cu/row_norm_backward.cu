@@ -100,20 +100,20 @@ struct SegmentArguments {
   Segments segments;
   Rows<typename B::own_dweight_t, 1> own_dweight;
   Rows<typename B::own_dbias_t, 1> own_dbias;
-  Rows<const typename B::branch_t> branch;  // what the forward added to the stream, its x
+  RowsLikeX<const typename B::branch_t> branch;  // what the forward added to the stream, its x
   typename B::compute_t* dgate_sums;
 };
 
 template <class B>
 struct Operands : either<(SEGMENT_AXES > 0), SegmentArguments<B>, absent> {
   using C = typename B::compute_t;
-  Rows<const typename B::dy_t> dy;
-  Rows<const typename B::dresidual_out_t> dresidual_out;
-  Rows<const typename B::x_t> x;
+  RowsLikeX<const typename B::dy_t> dy;
+  RowsLikeX<const typename B::dresidual_out_t> dresidual_out;
+  RowsLikeX<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
-  Rows<typename B::dx_t> dx;
-  Rows<typename B::dgate_t> dgate;
-  Rows<typename B::dresidual_t> dresidual;
+  RowsLikeX<typename B::dx_t> dx;
+  RowsLikeX<typename B::dgate_t> dgate;
+  RowsLikeX<typename B::dresidual_t> dresidual;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
   Scalars<B> scalars;

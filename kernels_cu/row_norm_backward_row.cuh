@@ -66,7 +66,8 @@ struct OwnGradient {
   T* row;
   RowOutput<B, Held, true> output;
 
-  __device__ explicit OwnGradient(T* row) : row(row), output(reinterpret_cast<Held*>(row)) {}
+  __device__ explicit OwnGradient(T* row)
+      : row(row), output(RowPointer<Held>{reinterpret_cast<Held*>(row)}) {}
   template <class At>
   __device__ void set(At item, Item<B> v) {
     if constexpr (present<T>) write(output, item, v);
@@ -108,9 +109,9 @@ struct BackwardRow {
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
   BranchPacks<B> branch;
-  typename B::dx_t* dx;
-  typename B::dresidual_t* dresidual;
-  typename B::dgate_t* dgate;
+  RowPointer<typename B::dx_t> dx;
+  RowPointer<typename B::dresidual_t> dresidual;
+  RowPointer<typename B::dgate_t> dgate;
   typename B::own_dweight_t* own_dweight = nullptr;
   typename B::own_dbias_t* own_dbias = nullptr;
   RowScalars<B> scalars;

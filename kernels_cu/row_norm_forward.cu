@@ -58,11 +58,11 @@ struct Statistics<T, true> : Statistics<T, false> {
 template <class B>
 struct Arguments : either<B::quantizes, QuantizedArguments<B>, absent> {
   using C = typename B::compute_t;
-  Rows<const typename B::x_t> x;
+  RowsLikeX<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
-  Rows<const typename B::residual_t> residual;
-  Rows<typename B::y_t> y;
-  Rows<typename B::residual_out_t> residual_out;
+  RowsLikeX<const typename B::residual_t> residual;
+  RowsLikeX<typename B::y_t> y;
+  RowsLikeX<typename B::residual_out_t> residual_out;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
   // Null if not wanted, as they are for a quantised result.
@@ -81,8 +81,8 @@ template <class B>
 struct ForwardRow {
   using C = typename B::compute_t;
   using stream_t = typename B::stream_t;
-  typename B::residual_out_t* residual_out;
-  typename B::y_t* y;
+  RowPointer<typename B::residual_out_t> residual_out;
+  RowPointer<typename B::y_t> y;
   RowPacks<B, typename B::x_t, B::writes_stream> x;
   RowPacks<B, typename B::residual_t, true> residual;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
@@ -91,9 +91,9 @@ struct ForwardRow {
 
   __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : residual_out(row.of(arguments.residual_out)),
-        y([&]() -> typename B::y_t* {
+        y([&]() -> RowPointer<typename B::y_t> {
           if constexpr (B::writes_y) return row.of(arguments.y);
-          return nullptr;
+          return {};
         }()),
         x(row.of(arguments.x)),
         residual(row.of(arguments.residual)),

@@ -34,12 +34,12 @@ struct Build : RowBuild {
 
 template <class B>
 struct Arguments {
-  Rows<const typename B::x_t> x;
+  RowsLikeX<const typename B::x_t> x;
   GateRows<const typename B::gate_t> gate;
-  Rows<const typename B::x_tangent_t> x_tangent;
-  Rows<const typename B::gate_tangent_t> gate_tangent;
-  Rows<const typename B::dy_t> dy;
-  Rows<typename B::y_tangent_t> y_tangent;
+  RowsLikeX<const typename B::x_tangent_t> x_tangent;
+  RowsLikeX<const typename B::gate_tangent_t> gate_tangent;
+  RowsLikeX<const typename B::dy_t> dy;
+  RowsLikeX<typename B::y_tangent_t> y_tangent;
   Parameter<const typename B::weight_t> weight;
   Parameter<const typename B::bias_t> bias;
   Parameter<const typename B::weight_tangent_t> weight_tangent;
@@ -66,7 +66,7 @@ struct TangentRow {
   Parameters<B> parameters;
   ParameterPacks<B, typename B::weight_tangent_t> weight_tangent;
   ParameterPacks<B, typename B::bias_tangent_t> bias_tangent;
-  typename B::y_tangent_t* y_tangent;
+  RowPointer<typename B::y_tangent_t> y_tangent;
   C mean = 0, rstd = 0, correction = 0;
   C k_rstd = 0, of_v = 0, of_a = 0, of_r = 0, offset = 0;
 

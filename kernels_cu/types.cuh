@@ -34,6 +34,13 @@ struct Either<false, First, Second> {
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
 
+// Whether the columns of a row lie apart in memory and neighbouring rows side by side, as the
+// channels and positions of an image with channels first do.
+#ifndef STRIDED_ROWS
+#define STRIDED_ROWS false
+#endif
+inline constexpr bool strided_rows = STRIDED_ROWS;
+
 // A number in a kernel's argument struct. It takes eight bytes.
 template <class C>
 struct alignas(8) Number {

@@ -32,14 +32,14 @@ class CallGeometry(ABC):
     """
 
     float64_source: ClassVar[str]  # for errors: the arrays that decide the compute type
-    absent: ClassVar[tuple[int, ...]]  # the layout of an absent operand
+    absent: ClassVar[tuple[int, ...]]  # the layout of an absent operand like x
+    absent_parameter: ClassVar[tuple[int, ...]]  # the layout of an absent parameter
 
     shape: Shape  # the shape of x
     compute: DType
 
-    @property
-    def copy_axes(self) -> tuple[int, ...] | None:
-        """Return the order of axes in the copy of an operand like x; None is C order."""
+    def copy_axes(self, kind: Kind, shape: Shape) -> tuple[int, ...] | None:
+        """Return the order of axes in the copy of an operand; None is C order."""
         return None
 
     @abstractmethod
@@ -93,10 +93,18 @@ class CallGeometry(ABC):
         return contiguous(shape, dtype, x.device)
 
     def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
-        """Return the layout of an operand or, if the operand is copied, of its copy."""
+        """Return the layout of an array like x or, if it is copied, of its copy."""
         if spec is None:
             return self.absent
-        return self.layout(spec) or present(self.layout(spec.dense(self.copy_axes)))
+        axes = self.copy_axes(Kind.LIKE_X, spec.shape)
+        return self.layout(spec) or present(self.layout(spec.dense(axes)))
+
+    def layout_of_parameter(self, spec: OptionalSpec) -> tuple[int, ...]:
+        """Return where a parameter's rows are or, if it is copied, those of its copy."""
+        if spec is None:
+            return self.absent_parameter
+        axes = self.copy_axes(Kind.PARAMETER, spec.shape)
+        return self.parameter_layout(spec) or present(self.parameter_layout(spec.dense(axes)))
 
 
 def check_operand(

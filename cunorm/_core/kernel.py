@@ -92,9 +92,9 @@ class Kernel(Generic[TypesT, GeometryT]):
         """Return the Plan of a call; `inputs` also has the inputs that the kernel does not read."""
         geometry, copies = self.geometry, []
         for number, slot in enumerate(self.types.inputs):
-            spec, is_like_x = self._operands[slot.name], slot.kind is Kind.LIKE_X
+            spec = self._operands[slot.name]
             if spec and self._is_copied(slot, spec):
-                copies.append(InputCopy(number, geometry.copy_axes if is_like_x else None))
+                copies.append(InputCopy(number, geometry.copy_axes(slot.kind, spec.shape)))
         specs = tuple((self._operands | inputs).values())
         return Plan(
             specs=specs,

@@ -180,8 +180,46 @@ class RowAxes(NamedTuple):
         return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
 
+class StridedLayout(NamedTuple):
+    """The position of rows whose columns are `step` elements apart, as `SteppedRows` has it."""
+
+    inner: int
+    middle: int
+    outer_stride: int
+    middle_stride: int
+    inner_stride: int
+    step: int
+
+    @property
+    def axes(self) -> int:
+        return RowLayout(*self[:-1]).axes
+
+
+class StridedAxes(NamedTuple):
+    """The axes of rows that lie side by side: the number of leading axes."""
+
+    leading_axes: int
+
+    def layout(self, spec: TensorSpec) -> StridedLayout | None:
+        """Return the layout of an array's rows, or None if kernels cannot follow its strides.
+
+        One stride walks the columns, and neighbouring rows are no further apart than columns.
+        """
+        leading = self.leading_axes
+        columns = collapsed(spec.shape[leading:], spec.strides[leading:])
+        rows = RowAxes(leading).layout(
+            spec._replace(shape=spec.shape[:leading], strides=spec.strides[:leading])
+        )
+        if rows is None or len(columns) > 1:
+            return None
+        step = columns[0][1] if columns else 0
+        is_apart = 0 < abs(step) < abs(rows.inner_stride)
+        return None if is_apart else StridedLayout(*rows, step)
+
+
 WHOLE = RowAxes(0)  # the array is one row
 SINGLE_ROW = RowLayout(UNBOUNDED, UNBOUNDED, 0, 0, 0)
+SINGLE_STRIDED_ROW = StridedLayout(*SINGLE_ROW, 0)
 
 
 def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -63,6 +63,13 @@ def integer(function: str, argument: str, value: object) -> int:
     return int(value)
 
 
+def axes(function: str, argument: str, value: Any) -> int | tuple[int, ...]:
+    """Check the first axis of a row, or a tuple of all its axes."""
+    if type(value) is not tuple:
+        return integer(function, argument, value)
+    return tuple(integer(function, argument, one) for one in value)
+
+
 def flag(function: str, argument: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {argument} is {shown(value)}, expected True or False")

@@ -8,11 +8,10 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry, check_operand
 from cunorm._core.dtypes import DType, compute_type
-from cunorm._core.operands import Kind, Slot, present
+from cunorm._core.operands import Kind, Slot
 from cunorm._core.param_grad import Parts, axes_map
 from cunorm._core.tensor import (
     WHOLE,
-    OptionalSpec,
     RowAxes,
     Shape,
     TensorSpec,
@@ -54,15 +53,14 @@ class GroupGeometry(CallGeometry):
     """The division of x into samples, positions and groups of channels."""
 
     float64_source = "x"
-    absent = (0, 0)
+    absent, absent_parameter = (0, 0), (0,)
 
     sizes: Samples
     axes: tuple[int, ...]  # the axes of x in the kernel's order: samples, lines, elements of a line
     result_axes: tuple[int, ...]  # the axes of new results like x, the outermost in memory first
 
-    @property
-    def copy_axes(self) -> tuple[int, ...]:
-        return self.axes
+    def copy_axes(self, kind: Kind, shape: Shape) -> tuple[int, ...] | None:
+        return self.axes if kind is Kind.LIKE_X else None
 
     def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
@@ -96,12 +94,6 @@ class GroupGeometry(CallGeometry):
         """Return the stride from sample to sample; 0 if all samples share a row."""
         rows = RowAxes(len(spec.shape) - 1).layout(spec)
         return rows and (rows.inner_stride,)
-
-    def layout_of_parameter(self, spec: OptionalSpec) -> tuple[int]:
-        """Return the layout of a parameter or, if it is copied, of its copy."""
-        if spec is None:
-            return (0,)
-        return self.parameter_layout(spec) or present(self.parameter_layout(spec.dense()))
 
     def parts_of(self, parameter: Shape, parts: int) -> Parts:
         """Return which rows of sums a parameter's gradient adds up; a sample has `parts` rows."""

@@ -14,6 +14,7 @@ from cunorm._row_norm.launches import SHARED, RowLaunch, RowsOf
 from cunorm._row_norm.tiling import Team
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
+_LINE_BYTES = 64  # a line of the caches, in which strided rows lie side by side
 _CPU_BLOCKS = 256  # the most runs of rows if there are no sums; no result depends on it
 
 # In rows of more than _SHORT_ROW bytes, both passes of a backward prefetch. _SHORT_ROW_OF_MANY is
@@ -62,15 +63,16 @@ def cpu_launch(
     row_width, groups = shape.row_width, shape.groups * rows_of.number
     has_segments = rows_of.segments is not None
     parts_cut_block = _parts_cut_block(types, shape, begins_with_pack=begins_with_pack)
+    unit = _LINE_BYTES // (types.x or types.compute).itemsize if types.strided else 1  # rows
     least_elements, store_macros = stores
 
     def cut(rows: int) -> tuple[int, int, Macros]:
-        parts = _sums_of(rows, has_segments) if has_sums else min(rows, _CPU_BLOCKS)
+        parts = _sums_of(rows, has_segments) if has_sums else min(-(-rows // unit), _CPU_BLOCKS)
         elements, row_parts = rows * row_width * rows_of.number, 0
         macros = store_macros if elements >= least_elements else ()
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
-        if rows <= CPU_SHARED_ROWS and not parts_cut_block:
+        if rows <= CPU_SHARED_ROWS and not parts_cut_block and not types.strided:
             few = shape._replace(groups=groups)
             row_parts = _row_parts(few, rows, parts * groups, begins_with_pack=begins_with_pack)
         if row_parts:
@@ -109,9 +111,11 @@ def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuB
     return _CpuBuild(macros, [types.dx, types.dresidual, types.dgate], long_elements)
 
 
-def cpu_sums(shape: RowShape, *, has_segments: bool = False) -> int:
+def cpu_sums(shape: RowShape, *, has_segments: bool = False, strided: bool = False) -> int:
     """Return the number of rows of partial sums, which is 1 if threads share rows."""
     sums = _sums_of(shape.rows, has_segments)
+    if strided:
+        return sums
     blocks = sums * shape.groups
     return 1 if _row_parts(shape, shape.rows, blocks, begins_with_pack=False) else sums
 

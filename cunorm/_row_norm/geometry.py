@@ -2,26 +2,32 @@
 """The division of x into rows, and the shapes and strides of the operands."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry
-from cunorm._core.dtypes import FLOAT64, DType
+from cunorm._core.dtypes import DType
 from cunorm._core.operands import Kind, Slot, Specs
 from cunorm._core.tensor import (
     SINGLE_ROW,
+    SINGLE_STRIDED_ROW,
     WHOLE,
     OptionalSpec,
     RowAxes,
     RowLayout,
     Shape,
+    StridedAxes,
+    StridedLayout,
     TensorSpec,
 )
+from cunorm._row_norm.blocks import check_blocks, scale_shape
 from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_of
+from cunorm._row_norm.order import Axis, lie_apart, row_order
 
 _WIDTH_LIMIT = 2**31
-BLOCK_STEP = 4  # columns; 32 lanes with packs of 4 have a block of 128
+_STRIDED_LIMIT = 1 << 17  # the most columns that lie apart, because a block holds them
 
 
 class RowShape(NamedTuple):
@@ -59,16 +65,27 @@ class Geometry(CallGeometry):
     """The division of x into rows, and of rows into groups of columns."""
 
     float64_source = "x, its residual stream or x_dtype"
-    absent = SINGLE_ROW
+    absent, absent_parameter = SINGLE_ROW, SINGLE_ROW
 
     leading_axes: int
     rows: RowShape
     branch_gate: bool = False  # the gate may have fewer elements than x
     block: int | None = None  # the columns that share a scale; None: a row has one scale
+    order: tuple[int, ...] | None = None  # x's axes, those of a row last; None if they are last
+    strided: bool = False  # rows lie side by side, and columns apart
+
+    @cached_property
+    def ordered(self) -> Shape:
+        """Return the shape of x with the axes of a row last."""
+        return self.shape if self.order is None else tuple(self.shape[n] for n in self.order)
 
     @property
     def leading(self) -> Shape:
-        return self.shape[: self.leading_axes]
+        return self.ordered[: self.leading_axes]
+
+    @property
+    def row(self) -> Shape:
+        return self.ordered[self.leading_axes :]
 
     def fits(self, slot: Slot, shape: Shape) -> bool:
         is_gate = slot.name == "gate" and self.branch_gate
@@ -78,37 +95,56 @@ class Geometry(CallGeometry):
             return super().fits(slot, shape)
         if len(shape) > len(self.shape):
             return False
-        shape = (*[1] * (len(self.shape) - len(shape)), *shape) if is_gate else shape
+        missing = [1] * (len(self.shape) - len(shape))
+        shape = (*missing, *shape) if is_gate and shape != self.row else shape
+        shape = self._in_order(shape)
         lead, row = self._parts_of(shape)
         of_x = self.leading[len(self.leading) - len(lead) :]
-        return (row == self.shape[self.leading_axes :] or (is_gate and prod(row) == 1)) and all(
+        return (row == self.row or (is_gate and prod(row) == 1)) and all(
             size in (1, rows) for size, rows in zip(lead, of_x, strict=True)
         )
 
+    def _in_order(self, shape: Shape) -> Shape:
+        """Return the shape of an operand, which may be a row, with the axes of a row last."""
+        if self.order is None or shape == self.row:
+            return shape
+        full = (*[1] * (len(self.shape) - len(shape)), *shape)
+        return tuple(full[n] for n in self.order)
+
     def _parts_of(self, shape: Shape) -> tuple[Shape, Shape]:
-        """Return the leading axes and the axes of a row of an operand's shape."""
+        """Return the leading axes and the axes of a row of a shape with the axes of a row last."""
         before_row = max(0, len(shape) - (len(self.shape) - self.leading_axes))
         return shape[:before_row], shape[before_row:]
 
     def is_scalar(self, spec: OptionalSpec) -> bool:
         """Return whether a gate has one number for a row."""
-        return spec is not None and self.rows.row_width > prod(self._parts_of(spec.shape)[1])
+        if spec is None:
+            return False
+        return self.rows.row_width > prod(self._parts_of(self._in_order(spec.shape))[1])
 
     def is_of_row(self, spec: OptionalSpec) -> bool:
         """Return whether no two rows of x share a row of an operand."""
         if spec is None or self.is_scalar(spec):
             return False
-        return is_of_row(self.leading, own_axes(self.leading, len(self.shape), spec.shape))
+        return is_of_row(self.leading, self._own_axes(spec))
+
+    def _own_axes(self, spec: TensorSpec) -> tuple[bool, ...]:
+        return own_axes(self.leading, len(self.shape), self._in_order(spec.shape))
 
     def shape_of(self, kind: Kind) -> Shape:
         if kind is Kind.STATISTIC:
             groups = self.rows.groups
-            return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
+            return self.leading + ((groups,) if groups > 1 else ())
         if kind is Kind.SCALE:
             return scale_shape(self.shape, self.leading_axes, self.rows.groups, self.block)
-        return self.shape if kind is Kind.LIKE_X else self.shape[self.leading_axes :]
+        return self.shape if kind is Kind.LIKE_X else self.row
 
     def hint(self, kind: Kind) -> str:
+        if kind is Kind.PARAMETER and self.order is not None:
+            axes = self.order[self.leading_axes :]
+            row = ", ".join(f"x.shape[{axis}]" for axis in axes)
+            ones = tuple(n if axis in axes else 1 for axis, n in enumerate(self.shape))
+            return f" to match {row}, or {ones}, whose axes of 1 may have the sizes of x"
         if kind is Kind.PARAMETER:
             axes = len(self.shape) - self.leading_axes
             row = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
@@ -121,7 +157,7 @@ class Geometry(CallGeometry):
 
     def remedies(self, argument: str, shape: Shape) -> list[str]:
         is_gate = argument == "gate" and self.branch_gate
-        takes_ones = is_gate or argument in ("weight", "bias")
+        takes_ones = (is_gate or argument in ("weight", "bias")) and self.order is None
         full = self._with_ones(shape, is_gate) if takes_ones else None
         if full:
             return [f"pass {argument}.reshape{full}"]
@@ -142,14 +178,33 @@ class Geometry(CallGeometry):
     def axes(self) -> RowAxes:
         return RowAxes(self.leading_axes, self.rows.groups)
 
-    def layout(self, spec: TensorSpec) -> RowLayout | None:
+    def layout(self, spec: TensorSpec) -> RowLayout | StridedLayout | None:
         full = self.expanded(spec)
+        if self.strided:
+            return StridedAxes(self.leading_axes).layout(full)
         if not self.is_scalar(spec):
             return self.axes.layout(full)
         groups = (self.rows.groups,) if self.rows.groups > 1 else ()
         shape = (*self.leading, *groups, 1)
         strides = (*full.strides[: self.leading_axes], *[0] * len(groups), 1)
         return RowAxes(len(shape) - 1).layout(full._replace(shape=shape, strides=strides))
+
+    def layout_of_input(self, spec: OptionalSpec) -> tuple[int, ...]:
+        if spec is None and self.strided:
+            return SINGLE_STRIDED_ROW
+        return super().layout_of_input(spec)
+
+    def parameter_layout(self, spec: TensorSpec) -> RowLayout | None:
+        return self.axes.layout(self.expanded(spec))
+
+    def copy_axes(self, kind: Kind, shape: Shape) -> tuple[int, ...] | None:
+        is_of_rows = len(shape) == len(self.shape) and not (self.strided and kind is Kind.LIKE_X)
+        return self.order if is_of_rows else None
+
+    def new_output(self, x: TensorSpec, kind: Kind, dtype: DType, shape: Shape) -> TensorSpec:
+        """Return the spec of a result, which has the memory layout that a copy has."""
+        new = super().new_output(x, kind, dtype, shape)
+        return new if kind is Kind.STATISTIC else new.dense(self.copy_axes(kind, shape))
 
     @property
     def runs(self) -> str:
@@ -158,7 +213,8 @@ class Geometry(CallGeometry):
     def can_follow(self, slot: Slot, spec: TensorSpec) -> bool:
         if slot.kind in (Kind.STATISTIC, Kind.SCALE):
             return True
-        return self.layout(spec.dense()) is not None
+        layout_of = self.parameter_layout if slot.kind is Kind.PARAMETER else self.layout
+        return layout_of(spec.dense(self.copy_axes(slot.kind, spec.shape))) is not None
 
     def segments_with(
         self, function: str, parameters: Specs, gate: OptionalSpec
@@ -171,8 +227,7 @@ class Geometry(CallGeometry):
         if gate is None and all(one is None or one.shape == row for one in parameters.values()):
             return None
         given = parameters if self.is_of_row(gate) else parameters | {"gate": gate}
-        ndim = len(self.shape)
-        own = {name: own_axes(self.leading, ndim, one.shape) for name, one in given.items() if one}
+        own = {name: self._own_axes(one) for name, one in given.items() if one}
         try:
             return segments_of(self.leading, own)
         except ValueError:
@@ -192,6 +247,20 @@ class Geometry(CallGeometry):
                 f"{function}: {argument} has strides {spec.strides}, expected at most {self.runs}"
             )
 
+    def _check_in_order(
+        self, function: str, argument: str, spec: TensorSpec, shape: Shape, *, is_like_x: bool
+    ) -> None:
+        """Check an output whose axes of a row are not the last."""
+        validate.shape_of(function, argument, spec, shape)
+        validate.own_memory(function, argument, spec)
+        axes = self.copy_axes(Kind.LIKE_X if is_like_x else Kind.PARAMETER, shape)
+        in_order = spec if axes is None else spec.permuted(axes)
+        if (self.layout(spec) if is_like_x else WHOLE.layout(in_order)) is None:
+            raise ValueError(
+                f"{function}: {argument} has strides {spec.strides}, expected the memory layout of "
+                f"x, such as strides {spec.dense(axes).strides}"
+            )
+
     def scale_layout(self, spec: OptionalSpec) -> tuple[RowLayout | None, int]:
         """Return where the scales of rows are, and the step from one block's scale to the next."""
         if spec is None or prod(spec.shape) == 1:
@@ -205,12 +274,18 @@ class Geometry(CallGeometry):
         return rows, step
 
     def expanded(self, spec: TensorSpec) -> TensorSpec:
-        """Return the view of an operand that has x's shape; the stride of added axes is 0."""
-        before = len(self.shape) - len(spec.shape)
-        sizes = zip((*[1] * before, *spec.shape), self.shape, strict=True)
-        strides = zip(sizes, (*[0] * before, *spec.strides), strict=True)
-        steps = tuple(0 if size == 1 != of_x else step for (size, of_x), step in strides)
-        return spec._replace(shape=self.shape, strides=steps)
+        """Return the view of an operand that has x's shape, with the axes of a row last.
+
+        The stride of added axes is 0.
+        """
+        before, own = len(self.shape) - len(spec.shape), spec.shape
+        shape, strides = (*[1] * before, *own), (*[0] * before, *spec.strides)
+        full = spec._replace(shape=shape, strides=strides)
+        if self.order is not None and own != self.row:
+            full = full.permuted(self.order)
+        pairs = zip(full.shape, self.ordered, full.strides, strict=True)
+        steps = tuple(0 if size == 1 != of_x else step for size, of_x, step in pairs)
+        return full._replace(shape=self.ordered, strides=steps)
 
     def check_output(
         self, function: str, argument: str, kind: Kind, spec: TensorSpec, shape: Shape
@@ -218,8 +293,11 @@ class Geometry(CallGeometry):
         if kind is Kind.SCALE:
             self._check_scale(function, argument, spec, shape)
             return
-        axes = self.axes if kind is Kind.LIKE_X and shape == self.shape else WHOLE
-        validate.output(function, argument, spec, shape, axes)
+        is_like_x = kind is Kind.LIKE_X and shape == self.shape
+        if self.order is None or kind is Kind.STATISTIC:
+            validate.output(function, argument, spec, shape, self.axes if is_like_x else WHOLE)
+        else:
+            self._check_in_order(function, argument, spec, shape, is_like_x=is_like_x)
         if kind is Kind.STATISTIC:
             self.check_compute(function, argument, spec)
 
@@ -228,16 +306,21 @@ def row_geometry(
     function: str,
     x: TensorSpec,
     compute: DType,
-    axis: int,
+    axis: Axis,
     groups: int = 1,
     *,
     branch_gate: bool = False,
     block: int | None = None,
 ) -> Geometry:
-    """Return the geometry of x; a row is all axes from `axis` to the last."""
+    """Return the geometry of x.
+
+    A row is all axes from `axis` to the last, or the axes of a tuple. If these are not the last,
+    rows lie as x has them in memory: each as one run, or side by side. If neither, x is copied.
+    """
     shape, ndim = x.shape, len(x.shape)
-    leading_axes = leading_axes_of(function, shape, axis)
-    width = prod(shape[leading_axes:])
+    order, leading_axes = row_order(function, shape, axis)
+    in_order = x if order is None else x.permuted(order)
+    width = prod(in_order.shape[leading_axes:])
     if not 0 < width < _WIDTH_LIMIT:
         raise ValueError(
             f"{function}: x of shape {shape} has rows of {width} elements (axis {axis}), "
@@ -247,48 +330,17 @@ def row_geometry(
         raise ValueError(
             f"{function}: groups is {groups}, expected a divisor of {width}, the width of a row"
         )
-    if groups != 1 and leading_axes != ndim - 1:
+    if groups != 1 and (leading_axes != ndim - 1 or order is not None):
         raise ValueError(
             f"{function}: groups is {groups} and axis is {axis}, expected axis -1 with groups"
         )
-    rows = RowShape(prod(shape[:leading_axes]), width // groups, groups)
+    rows = RowShape(prod(in_order.shape[:leading_axes]), width // groups, groups)
     if block is not None:
-        _check_blocks(function, block, rows.width, leading_axes == ndim - 1, compute)
-    return Geometry(shape, compute, leading_axes, rows, branch_gate, block)
-
-
-def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
-    """Return how many axes of x come before a row's."""
-    ndim = len(x_shape)
-    if ndim == 0:
-        raise ValueError(f"{function}: x has shape (), expected at least one axis")
-    if not -ndim <= axis < ndim:
+        check_blocks(function, block, rows.width, leading_axes == ndim - 1, compute)
+    strided = order is not None and lie_apart(in_order, leading_axes)
+    if strided and width > _STRIDED_LIMIT:
         raise ValueError(
-            f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {x_shape}"
+            f"{function}: x has rows of {width} elements that lie apart in memory (axis {axis}), "
+            f"expected at most {_STRIDED_LIMIT}: pass an x whose last axes are a row"
         )
-    return axis % ndim
-
-
-def _check_blocks(
-    function: str, block: int, width: int, is_last_axis: bool, compute: DType
-) -> None:
-    """Check that rows may have scales of blocks: a warp then has all columns of a block."""
-    if not is_last_axis:
-        raise ValueError(f"{function}: block is {block}, expected axis -1 with it")
-    if width % BLOCK_STEP:
-        raise ValueError(
-            f"{function}: block is {block} for rows of {width} elements, expected a multiple of "
-            f"{BLOCK_STEP} elements: leave block out, or pad x"
-        )
-    if compute is FLOAT64:
-        raise TypeError(
-            f"{function}: block is {block} for float64, expected x and its residual stream in a "
-            "narrower type"
-        )
-
-
-def scale_shape(x_shape: Shape, leading_axes: int, groups: int, block: int | None) -> Shape:
-    """Return the shape of the scales of rows or, if they have blocks, of the blocks of each row."""
-    ones = (1,) * (len(x_shape) - leading_axes - 1)
-    blocks = 1 if block is None else -(-(x_shape[-1] // groups) // block)
-    return (*x_shape[:leading_axes], *ones, groups * blocks)
+    return Geometry(shape, compute, leading_axes, rows, branch_gate, block, order, strided)

@@ -121,6 +121,7 @@ class _RowTypes(KernelTypes, ABC):
 
     gate: DType | None = None
     formula: Formula = _PLAIN
+    strided: bool = False  # rows lie side by side, and columns apart
 
     @classmethod
     def lines(cls) -> tuple[str, ...]:
@@ -148,7 +149,8 @@ class _RowTypes(KernelTypes, ABC):
         return sum(bool(getattr(self, name)) for name in self.sums())
 
     def macros(self) -> Macros:
-        return (*super().macros(), *self.formula.macros())
+        strided = (("STRIDED_ROWS", "true"),) if self.strided else ()
+        return (*super().macros(), *self.formula.macros(), *strided)
 
     def held_itemsizes(self) -> list[int]:
         """Return how many bytes a thread holds for an element of a row, for each operand and sum.

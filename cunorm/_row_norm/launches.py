@@ -63,7 +63,8 @@ def cuda_forward(
     if shape.width > team.chunk:
         blocks = _streamed_blocks(types, shape.width, team, gpu)
         max_parts = min(max_parts, max(1, blocks // blocks_per_part))
-    if access < team.pack or axes > 1:  # loads in parts, or from several axes, need more registers
+    # Loads in parts, or from several axes, need more registers.
+    if (access < team.pack or axes > 1) and not types.strided:
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(shape.width, shape.groups, access, axes) + rows_of.macros
     return _cuda_launch(KernelBuild(types.kernel, macros), team, shape, max_parts)

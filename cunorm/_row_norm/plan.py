@@ -27,6 +27,7 @@ from cunorm._row_norm import cpu_launches, launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
 from cunorm._row_norm.kernels import PARAMETERS, TABLE, BackwardTypes, ForwardTypes
 from cunorm._row_norm.modulation import Segments
+from cunorm._row_norm.order import with_rows_last
 from cunorm._row_norm.row_kernel import RowKernel
 from cunorm._row_norm.spec import (
     CHECKS,
@@ -202,7 +203,8 @@ def workspace_bound(
         rows = rows._replace(rows=segments.rows).not_empty()
         parameters *= segments.number
     if isinstance(caps, CpuCaps):
-        parts = cpu_launches.cpu_sums(rows, has_segments=has_segments)
+        of_rows = {"has_segments": has_segments, "strided": geometry.strided}
+        parts = cpu_launches.cpu_sums(rows, **of_rows)
     else:
         sm_count = MAX_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count, has_segments=has_segments))
@@ -257,7 +259,9 @@ def lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
 
 
 def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
-    inputs, results = arguments(TABLE.forward_inputs, TABLE.forward_results, arrays)
+    slots = TABLE.forward_inputs, TABLE.forward_results
+    spec, arrays = with_rows_last(spec, slots, arrays)
+    inputs, results = arguments(*slots, arrays)
     stream = results["residual"]
     exact = normalize_forward(
         **inputs,
@@ -269,7 +273,9 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
 
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
-    inputs, results = arguments(TABLE.backward_inputs, TABLE.backward_results, arrays)
+    slots = TABLE.backward_inputs, TABLE.backward_results
+    spec, arrays = with_rows_last(spec, slots, arrays)
+    inputs, results = arguments(*slots, arrays)
     exact = normalize_backward(
         **inputs,
         x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),

@@ -15,7 +15,8 @@ from cunorm._core.dtypes import FLOAT32, INT8, QUANTIZED, SCALES, DType, parse_o
 from cunorm._core.operands import DTypes, Specs, dtypes_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
-from cunorm._row_norm.geometry import leading_axes_of, scale_shape
+from cunorm._row_norm.blocks import scale_shape
+from cunorm._row_norm.order import leading_axes_of
 from cunorm._row_norm.spec import CHECKS, RowForwardSpec, Scalars
 from cunorm.results import QuantizedNorm
 
@@ -133,6 +134,7 @@ def _block(function: str, argument: str, value: object) -> int | None:
 
 
 QUANTIZED_CHECKS: Checks = CHECKS | {
+    "axis": validate.integer,
     "q_dtype": lambda function, _, dtype: parse_one_of(function, "dtype", dtype, allowed=QUANTIZED),
     "scale": _given_scale,
     "block": _block,

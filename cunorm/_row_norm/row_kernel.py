@@ -8,7 +8,7 @@ from cunorm._core.kernel import Kernel
 from cunorm._core.operands import Kind, Specs, type_macros
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import SINGLE_ROW, RowLayout, optional_dtype
+from cunorm._core.tensor import SINGLE_ROW, RowLayout, StridedLayout, optional_dtype
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
@@ -39,10 +39,12 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         known = dict.fromkeys((*types.lines(), *types.parameters())) | operands  # None for others
         if isinstance(types, BackwardTypes):
             types = self._with_segments(function, types, geometry, known, given)
+        types = replace(types, strided=geometry.strided)
         super().__init__(types, geometry, operands, numbers, accumulate=accumulate)
         self._gate = known["gate"]
         # The layouts of operands in the base of `struct Arguments`.
-        self.base_layouts = {"branch": self.layouts.pop("branch", SINGLE_ROW)}
+        absent = geometry.layout_of_input(None)
+        self.base_layouts = {"branch": self.layouts.pop("branch", absent)}
         self.params = self.params._replace(**dict.fromkeys(self.own))  # type: ignore[arg-type]  # fields by name
         if isinstance(types, BackwardTypes) and types.dgate_sums:
             scalar = geometry.is_scalar(known["gate"])
@@ -50,7 +52,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             self.params = self.params._replace(dgate=dgate, scalar_gate=scalar)
         if self.has_rows:
             self.parameter_layouts = {
-                name: geometry.layout_of_input(known[name]) for name in types.parameters()
+                name: geometry.layout_of_parameter(known[name]) for name in types.parameters()
             }
 
     def _with_segments(
@@ -101,7 +103,7 @@ class RowKernel(Kernel[RowTypes, Geometry]):
             ("DGATE_SUMS", cuda_bool(types.dgate_sums)),
         )
 
-    def row_layouts(self) -> list[RowLayout]:
+    def row_layouts(self) -> list[RowLayout | StridedLayout]:
         """Return the layouts of operands that the kernel finds by `ROW_AXES`."""
         types = self.types
         found = [*self.base_layouts.values()]
@@ -165,6 +167,8 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
     def access(self, alignments: Alignments) -> int:
+        if self.types.strided:
+            return 1
         parameters = (*self.types.parameters(), *self.own)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         layouts = self.layouts | self.parameter_layouts | self.base_layouts

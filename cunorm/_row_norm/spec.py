@@ -14,6 +14,7 @@ from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
 from cunorm._core.types import GatePosition, Need
 from cunorm._row_norm.kernels import TABLE, Formula
+from cunorm._row_norm.order import Axis, row_order
 from cunorm.results import NormForward, NormGrads
 
 # mypy does not know that these are the literals of `Need`.
@@ -35,7 +36,7 @@ class RowNormSpec:
     """The scalars that both directions of a row norm have, in the order of `RowOptions`."""
 
     function: str
-    axis: int
+    axis: Axis
     groups: int
     weight_offset: float
     round_before_weight: bool
@@ -57,10 +58,12 @@ class RowNormSpec:
         )
 
     def statistics_shape(self, x_shape: Shape) -> Shape:
-        return (*x_shape[: self.axis], *([self.groups] if self.groups > 1 else []))
+        order, leading_axes = row_order(self.function, x_shape, self.axis)
+        leading = [x_shape[axis] for axis in order or range(len(x_shape))][:leading_axes]
+        return (*leading, *([self.groups] if self.groups > 1 else []))
 
     def leading_axes(self, ndim: int) -> int:
-        return self.axis % ndim
+        return self.axis % ndim if isinstance(self.axis, int) else 0
 
     def check_options(self, inputs: Specs) -> None:
         """Check that options of a gate are set only if there is a gate."""
@@ -204,7 +207,7 @@ def check_sums(spec: RowNormSpec, reads: Specs) -> None:
 class RowOptions(NamedTuple):
     """The options that all row norms except l2_norm have, in the order of their keywords."""
 
-    axis: int
+    axis: Axis
     groups: int
     weight_offset: float = 0.0
     round_before_weight: bool = False
@@ -213,7 +216,7 @@ class RowOptions(NamedTuple):
 
 
 # A RowOptions, or a plain tuple, because a tuple is made in a tenth of the time.
-Options = tuple[int, int, float, bool, str, str]
+Options = tuple[Axis, int, float, bool, str, str]
 Scalars = tuple[Any, ...]  # the result of `forward_scalars` or `backward_scalars`
 
 UNIT_LENGTH = typed_key(1.0)  # c of both directions of l2_norm
@@ -253,7 +256,7 @@ def backward_scalars(
 
 
 def l2_scalars(
-    function: str, axis: int, groups: int, *, eps: float, dtype: object, saves: bool = False
+    function: str, axis: Axis, groups: int, *, eps: float, dtype: object, saves: bool = False
 ) -> Scalars:
     """Return the scalars of an L2 norm's forward in the way that `forward_scalars` does."""
     # There is no stream, and eps is added to the sum of squares.
@@ -262,7 +265,7 @@ def l2_scalars(
 
 # The checks of scalars by name. Scalars that the caller does not give have no check.
 CHECKS: Checks = {
-    "axis": validate.integer,
+    "axis": validate.axes,
     "groups": validate.integer,
     "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 becomes 0.0
     "round_before_weight": validate.flag,

@@ -152,7 +152,11 @@ def _count_of_parts(function: str, argument: str, value: object) -> int | None:
     return _count(function, f"moments.{argument}", value)
 
 
-SPLIT_CHECKS: Checks = CHECKS | {"count": _count, "x_dtype": parse_optional_dtype}
+SPLIT_CHECKS: Checks = CHECKS | {
+    "axis": validate.integer,
+    "count": _count,
+    "x_dtype": parse_optional_dtype,
+}
 COMBINE_CHECKS: Checks = SPLIT_CHECKS | {"count": _count_of_parts}
 
 

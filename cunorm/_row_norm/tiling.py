@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cunorm._core.build import Macros
 from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
-from cunorm._row_norm.geometry import BLOCK_STEP
+from cunorm._row_norm.blocks import BLOCK_STEP
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 from cunorm._row_norm.registers import (
     LARGE_TEAM,
@@ -27,6 +27,7 @@ PACK_BYTES = 32  # the bytes of a pack in the compute type; a thread has several
 _TEAMS = (4, 8, 16, *range(32, 513, 32))  # the numbers of threads of a block that may share a row
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)  # the most threads of a block; numbers of blocks
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
+_STRIDED_ROWS, _STRIDED_THREADS = 32, 1024  # the most rows and threads of a block for strided rows
 
 
 class Team(NamedTuple):
@@ -87,6 +88,8 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     most = limits.most_elements * (3 if is_wide else 4) // 4
     # While a forward's block waits, a second block computes. A backward's block copies rows ahead.
     least = 2 if isinstance(types, ForwardTypes) else 1
+    if types.strided:
+        return _strided(types, width)
     return (
         _of_block(types, width, pack, few, least)
         or _of_cluster(types, width, pack, largest, 2)
@@ -172,6 +175,22 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
             room = max(1, held // packs)
             return Team(threads, threads_per_row, pack, packs, room, registers(packs))
         pack //= 2
+
+
+def _strided(types: RowTypes, width: int) -> Team:
+    """Return how a block holds some rows that lie side by side: a warp has one column of each.
+
+    A team has as few threads as can hold a row, because they read each other's sums.
+    """
+    most = max(1, limits_of(types).strided_elements * 4 // types.compute.itemsize)
+    threads_per_row = max(4, -(-width // most))
+    if threads_per_row > 32:
+        threads_per_row = 1 << (threads_per_row - 1).bit_length()
+    rows = min(_STRIDED_ROWS, _STRIDED_THREADS // threads_per_row)
+    elements, threads = _held(width, threads_per_row, 1), threads_per_row * rows
+    registers = registers_of(types, elements, 1)
+    room = max(1, room_of(registers, threads))
+    return Team(threads, threads_per_row, 1, elements, room, registers)
 
 
 def _held(width: int, threads: int, pack: int) -> int:

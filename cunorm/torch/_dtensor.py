@@ -9,7 +9,7 @@ from torch import Tensor
 from cunorm._core.tensor import contiguous_strides
 from cunorm._core.validate import describe_type
 from cunorm._dispatch import parse
-from cunorm._row_norm.geometry import leading_axes_of
+from cunorm._row_norm.order import leading_axes_of
 from cunorm._row_norm.plan import ROW_FORWARD
 from cunorm._row_norm.spec import RowForwardSpec
 from cunorm.torch._autograd import call

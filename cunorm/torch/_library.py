@@ -166,7 +166,11 @@ def _merged_text(spec_type: type, text: str) -> str:
     """Return the spec of a merged call as text; in row norms, the batch is a new first axis."""
     spec = from_text(spec_type, text)
     axis = getattr(spec, "axis", -1)
-    return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
+    if isinstance(axis, tuple):
+        moved: Any = tuple(one if one < 0 else one + 1 for one in axis)
+    else:
+        moved = axis if axis < 0 else axis + 1
+    return text if moved == axis else spec_to_json(replace(spec, axis=moved))
 
 
 def present(outputs: Sequence[Tensor]) -> list[Operand]:

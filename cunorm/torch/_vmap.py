@@ -37,7 +37,9 @@ class RowBatch:
     def is_one_call(self) -> bool:
         """Return whether one call has the results of the items, unless it is an error."""
         ndim, given = len(self.of_x), (self.parameters | self.scales) & self.shapes.keys()
-        return -ndim <= self.axis < ndim and all(self._fits(n, self.shapes[n]) for n in given)
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        are_axes = all(-ndim <= axis < ndim for axis in axes)
+        return are_axes and all(self._fits(name, self.shapes[name]) for name in given)
 
     def _fits(self, name: str, shape: tuple[int, ...]) -> bool:
         if name in self.scales:
@@ -63,8 +65,11 @@ class RowBatch:
         return name in self.parameters and name not in self.needs
 
     def _parameter(self, name: str, array: Tensor) -> Tensor:
-        ones = len(self.of_x) - len(self.shapes[name])
-        return array.unflatten(0, (self.batch, *[1] * ones))
+        ndim, shape = len(self.of_x), self.shapes[name]
+        if isinstance(self.axis, tuple) and len(shape) == len(self.axis):
+            sizes = {axis % ndim: size for axis, size in zip(self.axis, shape, strict=True)}
+            return array.reshape(self.batch, *(sizes.get(axis, 1) for axis in range(ndim)))
+        return array.unflatten(0, (self.batch, *[1] * (ndim - len(shape))))
 
     def _scale(self, array: Tensor) -> Tensor:
         """Return a scale for each row of the batch; an item may have one number for its rows."""

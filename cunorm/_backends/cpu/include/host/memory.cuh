@@ -48,6 +48,10 @@ inline Item<B> broadcast(typename B::compute_t v) {
   return v - Item<B>{};
 }
 
+// Where a row begins.
+template <class T>
+using RowPointer = T*;
+
 template <class B, class T>
 struct LoadedPack {
   const T* start;

@@ -8,6 +8,7 @@
 #include "caches.h"
 #include "operands.cuh"
 #include "reduce.cuh"
+#include "row_tiles.cuh"
 
 // Whether a row and its results fill a core's caches. Then later rows are not prefetched.
 #ifdef WIDE_ROWS
@@ -127,7 +128,9 @@ template <class B>
 struct Walk {
   BlockShare share;
   index_t rows, width, row_bytes;
-  index_t ahead;  // how many rows ahead to prefetch
+  index_t ahead;           // how many rows ahead to prefetch
+  mutable index_t last;    // the end of the thread's rows
+  mutable RowTiles<Walk> tiles = {};
 
   Walk(const Team<B>&, const BlockShare& share, index_t rows, index_t width)
       : share(share),
@@ -137,8 +140,8 @@ struct Walk {
         ahead(rows_ahead(row_bytes)) {}
 
   Row<B> row(index_t row, int slot = 0) const {
-    return {*this, share.row_index(row), share.row_index(row + ahead < rows ? row + ahead : row),
-            slot};
+    return {*this, row, share.row_index(row),
+            share.row_index(row + ahead < rows ? row + ahead : row), slot};
   }
 
   // Calls visit(found, first, count) for rows taken at once; found[i] belongs to row first + i.
@@ -147,21 +150,29 @@ struct Walk {
     using Found = decltype(find(row(0)));
     alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
     Found* const found = reinterpret_cast<Found*>(memory);
-    const index_t last = rows * (share.block + 1) / share.blocks;
-    for (index_t first = rows * share.block / share.blocks; first < last; first += at_once) {
+    constexpr index_t unit = strided_rows ? tile_rows<RowType> : 1;
+    const index_t units = (rows + unit - 1) / unit;
+    last = std::min(rows, units * (share.block + 1) / share.blocks * unit);
+    for (index_t first = units * share.block / share.blocks * unit; first < last;
+         first += at_once) {
       const int count = int(std::min<index_t>(at_once, last - first));
       for (int i = 0; i < count; ++i) new (found + i) Found(find(row(first + i, i)));
       visit(found, first, count);
     }
+    if constexpr (strided_rows) tiles.finish(*this);
   }
 
  private:
-  static constexpr index_t itemsize() {
-    if constexpr (present<typename B::x_t>)
-      return sizeof(typename B::x_t);
-    else
-      return sizeof(typename B::dy_t);
-  }
+  template <class Types, bool = present<typename Types::x_t>>
+  struct OfRow {
+    using Type = typename Types::x_t;
+  };
+  template <class Types>
+  struct OfRow<Types, false> {
+    using Type = typename Types::dy_t;
+  };
+  using RowType = typename OfRow<B>::Type;
+  static constexpr index_t itemsize() { return sizeof(RowType); }
 };
 
 // A row, and its chunks. A chunk has 4 packs in the first pass and 16 in the second, or the packs
@@ -172,7 +183,7 @@ template <class B>
 struct Row {
   static constexpr bool exists = true;
   const Walk<B>& walk;
-  index_t index, later;  // indices of this row and of the row to prefetch
+  index_t number, index, later;  // number in the walk, and indices of this row and a later one
   int slot;              // index among the rows that are taken at once
   mutable Results<B> results = {};
 
@@ -185,6 +196,15 @@ struct Row {
     T* const row = operand.at(index);
     results.add(row);
     return row;
+  }
+  template <class T, int axes>
+  InputRow<const T> of(const SteppedRows<const T, axes>& operand) const {
+    const T* const row = row_of_tile(operand);
+    return {row, row};
+  }
+  template <class T, int axes>
+  T* of(const SteppedRows<T, axes>& operand) const {
+    return row_of_tile(operand);
   }
 
   index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
@@ -213,6 +233,14 @@ struct Row {
 
  private:
   static constexpr index_t columns = chunk_packs * B::pack;  // per chunk
+
+  template <class T, int axes>
+  T* row_of_tile(const SteppedRows<T, axes>& operand) const {
+    if constexpr (present<T>)
+      return walk.tiles.row(walk, operand, number, walk.last);
+    else
+      return nullptr;
+  }
 
   template <bool second_pass, class F>
   void for_each_chunk_from(index_t first, const F& f) const {

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""The axes of a row among those of x."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cunorm._core.operands import Kind, Slot
+from cunorm._core.tensor import UNBOUNDED, RowAxes, Shape, TensorSpec
+
+Axis = int | tuple[int, ...]  # the first axis of a row, or all its axes
+
+
+def row_order(function: str, x_shape: Shape, axis: Axis) -> tuple[tuple[int, ...] | None, int]:
+    """Return x's axes with those of a row last, None if they are last, and the number of others."""
+    if isinstance(axis, int):
+        return None, leading_axes_of(function, x_shape, axis)
+    ndim = len(x_shape)
+    axes = [one % ndim if -ndim <= one < ndim else ndim for one in axis]
+    if not axes or axes != [*range(axes[0], axes[0] + len(axes))] or axes[-1] >= ndim:
+        raise ValueError(
+            f"{function}: axis is {axis}, expected one axis of x, or several neighbours in order, "
+            f"for x of shape {x_shape}"
+        )
+    leading_axes = ndim - len(axes)
+    if axes[-1] == ndim - 1:
+        return None, leading_axes
+    return (*range(axes[0]), *range(axes[-1] + 1, ndim), *axes), leading_axes
+
+
+def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
+    """Return how many axes of x come before a row's."""
+    ndim = len(x_shape)
+    if ndim == 0:
+        raise ValueError(f"{function}: x has shape (), expected at least one axis")
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {x_shape}"
+        )
+    return axis % ndim
+
+
+def lie_apart(x: TensorSpec, leading_axes: int) -> bool:
+    """Return whether rows, the last axes of x, are no run each, and lie closer than columns."""
+    if RowAxes(leading_axes).layout(x) is not None:
+        return False
+    axes = [abs(stride) if n > 1 else UNBOUNDED for n, stride in zip(*x[:2], strict=True)]
+    return min(axes[:leading_axes], default=UNBOUNDED) < min(axes[leading_axes:])
+
+
+def with_rows_last(
+    spec: Any, slots: tuple[tuple[Slot, ...], tuple[Slot, ...]], arrays: Sequence[Any]
+) -> tuple[Any, Sequence[Any]]:
+    """Return a call on views of NumPy arrays that have the axes of a row last."""
+    kinds = {slot.name: slot.kind for of_slots in slots for slot in of_slots}
+    x_shape = dict(zip(kinds, arrays, strict=True))["x"].shape
+    order, leading_axes = row_order(spec.function, x_shape, spec.axis)
+    axis = leading_axes - len(x_shape)
+    if order is None:
+        return replace(spec, axis=axis), arrays
+    row = tuple(x_shape[n] for n in order[leading_axes:])
+
+    def view(array: Any, kind: Kind) -> Any:
+        if array is None or kind is Kind.STATISTIC or array.shape == row:
+            return array
+        missing = len(order) - array.ndim
+        return array[(None,) * missing].transpose(order)
+
+    views = [view(array, kind) for array, kind in zip(arrays, kinds.values(), strict=True)]
+    return replace(spec, axis=axis), views
