@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms on small models of timm and diffusers with random weights, if they are installed."""
+"""replace_norms on small models of timm and diffusers with random weights."""
 
 import copy
 import importlib
@@ -118,7 +118,7 @@ DIFFUSERS = {
         FLUX,
         {"hidden_states": (2, 16, 4)} | TEXT | IDS | {"timestep": torch.tensor([0.3, 0.4])},
         20,
-        5,
+        6,
         "layer_norm(eps=1e-06)",
     ),
 }

@@ -215,15 +215,17 @@ class Plan:
             )
         if self.after and self.activation is None:
             lines[-1] += f", then {', '.join(self.after)}"
+        firsts = [str(count) for count, first in sorted(self.axes.items()) if first]
+        if firsts and not (self._more(usual[0]) or usual[0].positions):
+            lines.append(f"axis=(1,) for an x of {' or '.join(firsts)} axes")
         others = [f"its own forward {', '.join(self.others)}"] if self.others else []
         return "; ".join(lines + others)
 
     def _more(self, recipe: Recipe) -> dict[str, object]:
         if recipe.positions:
             return {"activation": self.activation.name} if self.activation else {}
-        firsts = [str(count) for count, first in sorted(self.axes.items()) if first]
-        some = "" if len(firsts) == len(self.axes) else f" for {' or '.join(firsts)} axes"
-        return {"axis": f"(1,){some}"} if firsts else {}
+        has_last = any(not first and count > 2 for count, first in self.axes.items())
+        return {"axis": (1,)} if any(self.axes.values()) and not has_last else {}
 
 
 def listed(pairs: Iterable[Pair]) -> str:
