@@ -16,7 +16,13 @@ from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
 from cunorm._core.operands import Kind, Specs
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
-from cunorm._core.types import DTypeLike, GatePosition, Needs, SupportsDLPack
+from cunorm._core.types import (
+    Axis,
+    DTypeLike,
+    GatePosition,
+    Needs,
+    SupportsDLPack,
+)
 from cunorm._dispatch.loading import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.layout import group_geometry
@@ -43,7 +49,7 @@ def workspace_size(
     weight: SupportsDLPack | None = None,
     bias: SupportsDLPack | None = None,
     *,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     x_dtype: DTypeLike | None = None,
     gate: SupportsDLPack | None = None,

@@ -87,6 +87,9 @@ __device__ inline float reciprocal_root(float v) {
   return rest == rest ? refined : approximation;
 }
 __device__ inline double reciprocal_root(double v) { return 1.0 / sqrt(v); }
+__device__ inline FloatPair reciprocal_root(FloatPair v) {
+  return {reciprocal_root(v.low), reciprocal_root(v.high)};
+}
 
 // Returns sum / count, rounded once: `rest`, the remainder, corrects the rounded quotient. An
 // infinite quotient or NaN is not corrected. Compilers compute 1 / count if they know the count.
@@ -95,6 +98,18 @@ __device__ inline C divided(C sum, C count) {
   const C inverse = C(1) / count, quotient = sum * inverse;
   const C rest = fma(-quotient, count, sum);
   return rest == rest ? fma(rest, inverse, quotient) : quotient;
+}
+__device__ inline FloatPair divided(FloatPair sum, float count) {
+  return {divided(sum.low, count), divided(sum.high, count)};
+}
+
+// Returns a variance that rounding may have made negative. NaN stays NaN.
+template <class C>
+__device__ inline C not_negative(C v) {
+  return v < 0 ? 0 : v;
+}
+__device__ inline FloatPair not_negative(FloatPair v) {
+  return {not_negative(v.low), not_negative(v.high)};
 }
 
 // Divides by one number from 0 on. By Markstein's theorem, `found` is the quotient rounded once if

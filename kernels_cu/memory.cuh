@@ -31,7 +31,7 @@ struct SteppedRow {
   T* first = nullptr;
   index_t step = 1;
 
-  __device__ T* operator+(index_t column) const { return first + column * step; }
+  __device__ T* operator+(int column) const { return first + column * step; }
 };
 template <class T>
 using RowPointer = either<strided_rows, SteppedRow<T>, T*>;
@@ -106,14 +106,21 @@ __device__ inline void for_each_part(index_t column, index_t end, F f) {
 
 struct ItemAt {
   int index;
-  bool live;
+  bool live, loaded;
 };
+// Whether a pack was loaded. Only packs of strided rows are loaded if they are not live.
+template <class At>
+__device__ inline auto is_loaded(const At& at) -> decltype(at.loaded) {
+  return at.loaded;
+}
+__device__ inline bool is_loaded(const PartAt& at) { return at.live; }
+
 // Calls f(at) for every item of a pack, even if the pack is outside the row (not live): its items
 // were loaded as zeros, and they are not stored.
 template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll
-  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live});
+  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live, is_loaded(at)});
 }
 
 // Two bfloat16 share a word, and one instruction converts either of them.
@@ -156,5 +163,5 @@ __device__ inline Item<B> rounded_to(Item<B> v) {
 // Replaces an item outside the row by 0.
 template <class B>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemAt at) {
-  return at.live ? v : Item<B>{};
+  return at.loaded ? v : Item<B>{};
 }

@@ -34,7 +34,7 @@ struct RowBuild {
   static constexpr int packs = PACKS;                  // packs that a thread holds at a time
   static constexpr int blocks_per_sm = BLOCKS_PER_SM;  // minimum, for __launch_bounds__
   static constexpr int access = ACCESS;                // elements per memory access
-  static constexpr bool can_pair = false;              // whether an item may be a pair
+  static constexpr bool can_pair = strided_rows && pack == 2;  // whether an item may be a pair
 };
 
 // The largest number of leading axes of an operand. With one axis, finding a row needs no division.

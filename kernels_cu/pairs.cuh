@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two floats, on which one instruction computes; only compute capabilities 10.x have such
-// instructions. Each result has the bits that the instruction for one float gives.
+// Two floats. Compute capabilities 10.x have instructions that compute on both; each result has the
+// bits that the instruction for one float gives. Elsewhere, pairs are of two rows.
 #pragma once
 
 struct FloatPair;
@@ -47,8 +47,6 @@ PAIR_OPERATOR(+, "add")
 PAIR_OPERATOR(-, "sub")
 PAIR_OPERATOR(*, "mul")
 #undef PAIR_OPERATOR
-__device__ inline void operator+=(FloatPair& a, FloatPair b) { a = a + b; }
-__device__ inline void operator*=(FloatPair& a, FloatPair b) { a = a * b; }
 
 __device__ inline FloatPair fma(FloatPair a, FloatPair b, FloatPair c) {
   unsigned long long result;
@@ -57,10 +55,35 @@ __device__ inline FloatPair fma(FloatPair a, FloatPair b, FloatPair c) {
       : "l"(a.bits()), "l"(b.bits()), "l"(c.bits()));
   return FloatPair(result);
 }
+#else
+inline constexpr bool has_pairs = false;
 
+struct FloatPair {
+  float low, high;
+
+  FloatPair() = default;
+  __device__ FloatPair(float low, float high) : low(low), high(high) {}
+  __device__ FloatPair(float both) : low(both), high(both) {}
+  __device__ FloatPair operator-() const { return {-low, -high}; }
+};
+
+#define PAIR_OPERATOR(OPERATOR)                                             \
+  __device__ inline FloatPair operator OPERATOR(FloatPair a, FloatPair b) { \
+    return {a.low OPERATOR b.low, a.high OPERATOR b.high};                  \
+  }
+PAIR_OPERATOR(+)
+PAIR_OPERATOR(-)
+PAIR_OPERATOR(*)
+#undef PAIR_OPERATOR
+
+__device__ inline FloatPair fma(FloatPair a, FloatPair b, FloatPair c) {
+  return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+}
+#endif
+
+__device__ inline void operator+=(FloatPair& a, FloatPair b) { a = a + b; }
+__device__ inline void operator-=(FloatPair& a, FloatPair b) { a = a - b; }
+__device__ inline void operator*=(FloatPair& a, FloatPair b) { a = a * b; }
 __device__ inline FloatPair unless_nan(FloatPair v, FloatPair other) {
   return {unless_nan(v.low, other.low), unless_nan(v.high, other.high)};
 }
-#else
-inline constexpr bool has_pairs = false;
-#endif

@@ -93,24 +93,43 @@ template <class B>
 struct StridedSums {
   using C = typename B::compute_t;
   static constexpr int lanes = Team<B>::per_block;
-  static_assert(!streamed<B> && B::pack == 1 && lanes <= 32, "a run of lanes has the same columns");
+  static_assert(!streamed<B> && lanes <= 32, "a run of lanes has the same columns");
 
+  // A column's sum over the rows of a thread. Only rows that exist count.
+  struct Adder {
+    C sum = 0;
+
+    __device__ void add(ItemAt at, Item<B> v) {
+      if (!at.live) return;
+      if constexpr (paired<B>)
+        sum = sum + v.low + v.high;
+      else
+        sum += v;
+    }
+    __device__ void add_product(ItemAt at, Item<B> a, Item<B> b) {
+      if (!at.live) return;
+      if constexpr (paired<B>)
+        sum = fma(a.high, b.high, fma(a.low, b.low, sum));
+      else
+        sum = fma(a, b, sum);
+    }
+  };
   C* row;  // the block's row of partial sums
-  ItemSums<B> recent[B::packs];
+  Adder recent[B::packs];
   bool begun = false;
 
   __device__ StridedSums(C* sums, const BlockShare& share, SharedMemory&)
       : row(sums + share.part() * sum_pitch(B::width * share.groups) + share.group * B::width) {}
 
-  __device__ ItemSums<B>& open(const PackAt<B>& at) { return recent[at.index]; }
-  __device__ void close(const PackAt<B>&, const ItemSums<B>&) const {}
+  __device__ Adder& open(const PackAt<B>& at) { return recent[at.index]; }
+  __device__ void close(const PackAt<B>&, const Adder&) const {}
   __device__ void end_row() {}
 
   __device__ void flush(const Walk<B>& walk) {
-    walk.whole_row().columns().for_each_pack([&](PackAt<B> at) {
-      const auto sums = warp_all_reduce<lanes>(recent[at.index].values);
-      at.live = at.live && threadIdx.x % lanes == 0;
-      add_to_row(row, at, sums, begun);
+    walk.whole_row().columns().for_each_pack([&](const auto& at) {
+      const auto sum = warp_all_reduce<lanes>(Pack<C, 1>{recent[at.index].sum});
+      if (at.live && threadIdx.x % lanes == 0)
+        row[at.column] = begun ? row[at.column] + sum.item[0] : sum.item[0];
       recent[at.index] = {};
     });
     begun = true;
@@ -172,8 +191,8 @@ struct NoSums {
   using C = typename B::compute_t;
   __device__ NoSums(C*, const BlockShare&, SharedMemory&) {}
   __device__ NoSums& open(const PackAt<B>&) { return *this; }
-  __device__ void add(ItemAt, C) const {}
-  __device__ void add_product(ItemAt, C, C) const {}
+  __device__ void add(ItemAt, Item<B>) const {}
+  __device__ void add_product(ItemAt, Item<B>, Item<B>) const {}
   __device__ void close(const PackAt<B>&, const NoSums&) const {}
   __device__ void end_row() {}
   __device__ void flush(const Walk<B>&) {}

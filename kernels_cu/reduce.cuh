@@ -21,10 +21,10 @@ struct ItemReduction {
     static_assert(same_type<Op, Sum>, "add_product is only for sums");
     values.item[at.index] = fma(a, b, values.item[at.index]);
   }
-  // Returns the result over all items, and overwrites the values.
-  __device__ typename B::compute_t result() {
+  // Returns the result over all items of a row, and overwrites the values.
+  __device__ PerRow<B> result() {
     fold<items_per_pack<B> / 2>();
-    if constexpr (paired<B>)
+    if constexpr (paired<B> && !strided_rows)
       return Op::of(values.item[0].high, values.item[0].low);
     else
       return values.item[0];
@@ -154,32 +154,44 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   return warp_all_reduce<lanes, Op>(v);
 }
 
-// Values that the teams of a block exchange if neighbouring threads are of different teams, as
-// BlockScratch has them.
-template <class C, int threads, int teams>
+// Values that the warps of a block exchange for each of its teams, if neighbouring threads are of
+// different teams. Reductions alternate as with BlockScratch.
+template <class V, int warps, int teams>
 struct TeamsScratch {
-  C values[2][BlockScratch<C, 1>::max_values][threads][teams];
+  V values[2][BlockScratch<V, 1>::max_values][warps][teams];
 };
 
-// Reduces over a team, whose threads are `teams` threads apart. Every thread gets the results.
-template <int threads, int teams, class Op = Sum, class C, int n>
-__device__ inline Pack<C, n> teams_all_reduce(Pack<C, n> v,
-                                              TeamsScratch<C, threads, teams>& scratch, int& turn) {
-  if constexpr (threads == 1) return v;
-  auto& values = scratch.values[turn++ % 2];
+// Returns the value that the lane at an exclusive or of the index with `mask` has.
+template <class V>
+__device__ inline V from_lane_xor(V v, int mask) {
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+__device__ inline FloatPair from_lane_xor(FloatPair v, int mask) {
+  return {from_lane_xor(v.low, mask), from_lane_xor(v.high, mask)};
+}
+
+// Reduces over teams whose threads are `teams` threads apart, so that warps have threads of all
+// teams. Every thread gets the results.
+template <int warps, int teams, class Op = Sum, class V, int n>
+__device__ inline Pack<V, n> teams_all_reduce(Pack<V, n> v, TeamsScratch<V, warps, teams>& scratch,
+                                              int& turn) {
   const int team = threadIdx.x % teams;
-  unrolled<n>([&](int i) { values[i][threadIdx.x / teams][team] = v.item[i]; });
-  __syncthreads();
-  unrolled<n>([&](int i) {
-    constexpr int chains = threads % 4 == 0 ? 4 : 1;  // sums that do not wait for each other
-    Pack<C, chains> sums;
-    unrolled<chains>([&](int j) { sums.item[j] = values[i][j][team]; });
 #pragma unroll
-    for (int thread = chains; thread < threads; thread += chains)
+  for (int mask = teams; mask < 32; mask *= 2)
+    unrolled<n>([&](int i) { v.item[i] = Op::of(v.item[i], from_lane_xor(v.item[i], mask)); });
+  if constexpr (warps == 1) return v;
+  auto& values = scratch.values[turn++ % 2];
+  unrolled<n>([&](int i) { values[i][threadIdx.x / 32][team] = v.item[i]; });
+  __syncthreads();
+  constexpr int chains = warps % 4 == 0 ? 4 : 1;  // additions of one do not wait for another's
+  unrolled<n>([&](int i) {
+    Pack<V, chains> found = {};
+#pragma unroll
+    for (int warp = 0; warp < warps; warp += chains)
       unrolled<chains>(
-          [&](int j) { sums.item[j] = Op::of(sums.item[j], values[i][thread + j][team]); });
-    v.item[i] = sums.item[0];
-    unrolled<chains, 1>([&](int j) { v.item[i] = Op::of(v.item[i], sums.item[j]); });
+          [&](int j) { found.item[j] = Op::of(found.item[j], values[i][warp + j][team]); });
+    v.item[i] = found.item[0];
+    unrolled<chains, 1>([&](int j) { v.item[i] = Op::of(v.item[i], found.item[j]); });
   });
   return v;
 }
@@ -195,7 +207,7 @@ struct Team {
   static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // per block
   static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
   using Scratch =
-      either<strided_rows, TeamsScratch<C, threads, per_block>,
+      either<strided_rows, TeamsScratch<PerRow<B>, B::threads / 32, per_block>,
              either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>>;
 
   Scratch& scratch;
@@ -219,12 +231,12 @@ struct Team {
 
   // Completes reductions over the team, all by the same operation. Every thread gets the results.
   template <class First, class... Others>
-  __device__ Pack<C, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
+  __device__ Pack<PerRow<B>, 1 + sizeof...(Others)> all_reduce(First& first, Others&... others) {
     using Op = typename First::Operation;
     static_assert((same_type<Op, typename Others::Operation> && ...), "one operation for all");
-    const Pack<C, 1 + sizeof...(Others)> v = {{first.result(), others.result()...}};
+    const Pack<PerRow<B>, 1 + sizeof...(Others)> v = {{first.result(), others.result()...}};
     if constexpr (strided_rows)
-      return teams_all_reduce<threads, per_block, Op>(v, scratch, turn);
+      return teams_all_reduce<B::threads / 32, per_block, Op>(v, scratch, turn);
     else if constexpr (threads <= 32)
       return warp_all_reduce<threads, Op>(v);
     else if constexpr (blocks == 1)

@@ -8,8 +8,13 @@
 #include "operands.cuh"
 #include "reduce.cuh"
 
+// The columns, and the rows, of a pack.
 template <class B>
-inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::packs;
+inline constexpr int pack_columns = strided_rows ? 1 : B::pack;
+template <class B>
+inline constexpr int pack_rows = strided_rows ? B::pack : 1;
+template <class B>
+inline constexpr index_t chunk_width = index_t(Team<B>::threads) * pack_columns<B> * B::packs;
 template <class B>
 inline constexpr bool streamed = B::width > chunk_width<B>;
 
@@ -17,12 +22,13 @@ inline constexpr bool streamed = B::width > chunk_width<B>;
 template <class B>
 using column_t = either<streamed<B>, index_t, int>;
 
-// A pack that a thread holds: its index, its first column, and whether it is inside the row.
+// A pack that a thread holds: its index, its first column, and whether it is inside the row. If so,
+// it is loaded. If rows are strided, it is also loaded if the team has no row.
 template <class B>
 struct PackAt {
   int index;
   column_t<B> column;
-  bool live;
+  bool live, loaded;
 };
 
 template <class B>
@@ -34,12 +40,13 @@ struct Chunk {
   __device__ void for_each_pack(F f) const {
 #pragma unroll
     for (int i = 0; i < B::packs; ++i) {
-      constexpr int of_all = Team<B>::threads * B::pack;  // columns of one pack of each thread
+      constexpr int of_all = Team<B>::threads * pack_columns<B>;  // of one pack of each thread
       const column_t<B> column = first + i * of_all;
       // If no pack can be beyond the row, test only whether the team has a row.
       const bool is_full =
           streamed<B> ? B::width % chunk_width<B> == 0 : (i + 1) * of_all <= B::width;
-      f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
+      const bool live = inside(is_full ? 0 : column, end);
+      f(PackAt<B>{i, column, live, strided_rows ? is_full || inside(column, B::width) : live});
     }
   }
 };
@@ -61,8 +68,12 @@ struct Walk {
 
   // The row that the team takes after `number` others. It may lie beyond the last row.
   __device__ Row<B> row(index_t number) const {
-    const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
-    return {*this, number, share.row_index(row), inside(row, rows)};
+    const int team_row = Team<B>::per_block == 1 ? 0 : team.index() * pack_rows<B>;
+    const index_t row = first_row(number) + team_row;
+    const bool exists = inside(row, rows);
+    // Without a row, a team loads the last one: then loads of strided rows need no condition.
+    const index_t loaded = strided_rows && !exists ? rows - pack_rows<B> : row;
+    return {*this, number, share.row_index(loaded), exists};
   }
 
   // Whether most blocks of the grid start at once, so that they all wait for their first loads.
@@ -82,7 +93,7 @@ struct Walk {
 
  private:
   __device__ index_t first_row(index_t number) const {  // the row of the block's first team
-    return (share.block + number * share.blocks) * Team<B>::per_block;
+    return (share.block + number * share.blocks) * Team<B>::per_block * pack_rows<B>;
   }
 };
 
@@ -105,7 +116,7 @@ struct Row {
   }
 
   __device__ Chunk<B> chunk(column_t<B> begin) const {
-    return {begin + walk.thread * B::pack, exists ? column_t<B>(B::width) : 0};
+    return {begin + walk.thread * pack_columns<B>, exists ? column_t<B>(B::width) : 0};
   }
   // All of the thread's packs of a held row.
   __device__ Chunk<B> columns() const { return chunk(0); }
@@ -124,7 +135,7 @@ struct RowPacks {
   __device__ void load(const Chunk<B>& chunk) {
     if constexpr (present<T>)
       chunk.for_each_pack(
-          [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
+          [&](auto at) { packs[at.index] = load_where<B>(at.loaded, row + at.column); });
   }
   // Prefetches into the second-level cache.
   __device__ void prefetch(const Chunk<B>& chunk) const {
@@ -152,23 +163,30 @@ struct ScalarPacks {
 template <class B, class T, bool once = false>
 using GatePacks = either<B::scalar_gate, ScalarPacks<B, T>, RowPacks<B, T, once>>;
 
-// The packs of a parameter for strided rows: the rows of a warp share them, so the first-level cache
+// A parameter's elements for strided rows: the rows of a warp share them, so the first-level cache
 // has them, and no register holds them.
 template <class B, class T>
-struct SharedParameterPacks {
+struct ParameterElements {
   const T* row;
 
-  __device__ explicit SharedParameterPacks(const T* row) : row(row) {}
+  __device__ explicit ParameterElements(const T* row) : row(row) {}
   __device__ void load(const Chunk<B>&) const {}
   __device__ void prefetch(const Chunk<B>&) const {}
-  __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const {
-    return load_where<B>(at.live, row + at.column);
+  __device__ EqualItems<B> operator[](const PackAt<B>& at) const {
+    return {at.loaded ? convert<typename B::compute_t>(row[at.column]) : typename B::compute_t(0)};
   }
 };
+template <class B>
+struct ParameterElements<B, absent> {
+  template <class Row>
+  __device__ explicit ParameterElements(Row) {}
+  __device__ void load(const Chunk<B>&) const {}
+  __device__ void prefetch(const Chunk<B>&) const {}
+};
+
 // A parameter's packs.
 template <class B, class T>
-using ParameterPacks =
-    either<strided_rows && present<T>, SharedParameterPacks<B, T>, RowPacks<B, T>>;
+using ParameterPacks = either<strided_rows, ParameterElements<B, T>, RowPacks<B, T>>;
 
 template <class B, class T, bool read_again = false>
 using RowOutput = OutputPack<B, T, read_again, RowPointer<T>>;

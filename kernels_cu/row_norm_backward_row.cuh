@@ -25,14 +25,15 @@ __device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
 // The operands that have one element for each row. load() loads only those that are needed.
 template <class B>
 struct RowScalars {
-  typename B::compute_t rstd = 0, mean = 0, correction = 0, sum_dr = 0, sum_r_dr = 0;
+  PerRow<B> rstd = 0, mean = 0, correction = 0, sum_dr = 0, sum_r_dr = 0;
 
   static __device__ RowScalars load(const Arguments<B>& arguments, const Row<B>& row) {
     const auto& scalars = arguments.scalars;
     RowScalars found;
     if (!row.exists) return found;
-    if constexpr (present<typename B::x_t>) found.rstd = scalars.rstd[row.index];
-    if constexpr (B::center) found.mean = scalars.mean[row.index];
+    if constexpr (present<typename B::x_t>)
+      found.rstd = load_per_row<B>(scalars.rstd, row.index);
+    if constexpr (B::center) found.mean = load_per_row<B>(scalars.mean, row.index);
     if constexpr (B::center && B::given_correction)
       if (scalars.correction != nullptr) found.correction = scalars.correction[row.index];
     if constexpr (B::given_sums && B::dp) {
@@ -115,7 +116,7 @@ struct BackwardRow {
   typename B::own_dweight_t* own_dweight = nullptr;
   typename B::own_dbias_t* own_dbias = nullptr;
   RowScalars<B> scalars;
-  C correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
+  PerRow<B> correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
   __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : dy(row.of(arguments.dy)),
@@ -212,7 +213,7 @@ struct BackwardRow {
   template <class Sums>
   __device__ void find_own_factors(const Arguments<B>& arguments, Team<B>& team, Sums (&sums)[3]) {
     const C width = C(row_width(arguments)), k = arguments.k;
-    C sum_q_dr = 0;
+    PerRow<B> sum_q_dr = 0;
     if constexpr (B::center && !B::dp) {
       correction = math::divided(team.all_reduce(sums[SumP]).item[0], width);
     } else if constexpr (B::center) {

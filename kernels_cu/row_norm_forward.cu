@@ -87,7 +87,7 @@ struct ForwardRow {
   RowPacks<B, typename B::residual_t, true> residual;
   GatePacks<B, typename B::gate_t, B::branch_gate> gate;
   Parameters<B> parameters;
-  C shift = 0, correction = 0, variance = 0, k_rstd = 0;
+  PerRow<B> shift = 0, correction = 0, variance = 0, k_rstd = 0;
 
   __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : residual_out(row.of(arguments.residual_out)),
@@ -140,15 +140,15 @@ struct ForwardRow {
   }
 
   // Finds correction and variance from the sums of t and of t * t.
-  __device__ void find_moments(const Pack<C, 2>& sums, C width) {
+  __device__ void find_moments(const Pack<PerRow<B>, 2>& sums, C width) {
     correction = math::divided(sums.item[0], width);
     variance = fma(-correction, correction, math::divided(sums.item[1], width));
-    if (variance < 0) variance = 0;  // a NaN stays
+    variance = math::not_negative(variance);
   }
   // Finds the factor, and stores the statistics; or stores the moments.
   __device__ void find_factors(const Arguments<B>& arguments, const Row<B>& row, bool is_first) {
     const auto& statistics = arguments.statistics;
-    const C mean = shift + correction;
+    const auto mean = shift + correction;
     if constexpr (B::finds_moments) {
       if (!row.exists || !is_first) return;
       statistics.rstd[row.index] = variance * C(row_width(arguments));
@@ -157,11 +157,11 @@ struct ForwardRow {
         statistics.correction[row.index] = (shift - mean) + correction;
       }
     } else {
-      const C rstd = math::reciprocal_root(variance + C(arguments.eps));
+      const auto rstd = math::reciprocal_root(variance + C(arguments.eps));
       k_rstd = C(arguments.k) * rstd;
       if (B::quantizes || !row.exists || !is_first) return;
-      if (statistics.mean != nullptr) statistics.mean[row.index] = mean;
-      if (statistics.rstd != nullptr) statistics.rstd[row.index] = rstd;
+      if (statistics.mean != nullptr) store_per_row<B>(statistics.mean, row.index, mean);
+      if (statistics.rstd != nullptr) store_per_row<B>(statistics.rstd, row.index, rstd);
     }
   }
   // Takes the given statistics.

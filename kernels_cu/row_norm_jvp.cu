@@ -67,8 +67,8 @@ struct TangentRow {
   ParameterPacks<B, typename B::weight_tangent_t> weight_tangent;
   ParameterPacks<B, typename B::bias_tangent_t> bias_tangent;
   RowPointer<typename B::y_tangent_t> y_tangent;
-  C mean = 0, rstd = 0, correction = 0;
-  C k_rstd = 0, of_v = 0, of_a = 0, of_r = 0, offset = 0;
+  PerRow<B> mean = 0, rstd = 0, correction = 0;
+  PerRow<B> k_rstd = 0, of_v = 0, of_a = 0, of_r = 0, offset = 0;
 
   __device__ TangentRow(const Arguments<B>& arguments, const Row<B>& row)
       : x(row.of(arguments.x)),
@@ -82,8 +82,8 @@ struct TangentRow {
         bias_tangent(parameter_of(arguments.bias_tangent, first_column(arguments, row), row.index)),
         y_tangent(row.of(arguments.y_tangent)) {
     if (!row.exists) return;
-    rstd = arguments.rstd[row.index];
-    if constexpr (B::center) mean = arguments.mean[row.index];
+    rstd = load_per_row<B>(arguments.rstd, row.index);
+    if constexpr (B::center) mean = load_per_row<B>(arguments.mean, row.index);
   }
   static __device__ index_t first_column(const Arguments<B>& arguments, const Row<B>& row) {
     return row.walk.share.group * row_width(arguments);
@@ -159,8 +159,8 @@ struct TangentRow {
   __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team,
                                Sums (&sums)[sum_count]) {
     const C width = C(row_width(arguments)), k = arguments.k;
-    C mean_v = 0, mean_a = 0, mean_rv = 0, mean_ra = 0, mean_av = 0;
-    const auto mean_of = [&](C sum) { return math::divided(sum, width); };
+    PerRow<B> mean_v = 0, mean_a = 0, mean_rv = 0, mean_ra = 0, mean_av = 0;
+    const auto mean_of = [&](PerRow<B> sum) { return math::divided(sum, width); };
     if constexpr (B::center && B::has_p_tangent) {
       const auto found = team.all_reduce(sums[SumP], sums[SumV], sums[SumPV]);
       correction = mean_of(found.item[0]);
@@ -183,7 +183,7 @@ struct TangentRow {
     }
     k_rstd = k * rstd;
     if constexpr (B::of_backward) {
-      const C factor = -rstd * k_rstd;
+      const auto factor = -rstd * k_rstd;
       of_v = factor * mean_ra;
       of_a = factor * mean_rv;
       of_r = -rstd * rstd * fma(-3 * mean_ra, mean_rv, mean_av);

@@ -79,6 +79,11 @@ class Plan:
         return regime(self.build)
 
     @property
+    def row_width(self) -> int:
+        """The elements of a row of a row norm."""
+        return self.number("WIDTH")
+
+    @property
     def step(self) -> str:
         """The passes of a launch, if a call has two launches."""
         if self.regime != TWO_LAUNCHES:
@@ -95,8 +100,7 @@ class Plan:
     @cached_property
     def row_operands(self) -> dict[int, tuple[str, DType]]:
         """The names and dtypes of arrays as large as x, by the offsets of their pointers."""
-        names, step, _ = _LAYOUTS[self.build.kernel]
-        first, _, of_base = self._base
+        (names, step), (first, _, of_base) = self._layout, self._base
         slots = of_base | {name: first + index * step for index, name in enumerate(names)}
         if self.macros.get("WRITES_Y") == "false":  # its type is there all the same
             del slots["y"]
@@ -109,9 +113,25 @@ class Plan:
         return next((base for macro, base in _BASES.items() if macro in self.macros), _NO_BASE)
 
     @property
+    def _layout(self) -> tuple[tuple[str, ...], int]:
+        """The names of arrays as large as x, and the distance of their pointers."""
+        names, step, _ = _LAYOUTS[self.build.kernel]
+        return names, step + 8 * self.is_strided  # and the step from column to column
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether rows lie side by side: then a block's threads share its rows."""
+        return "STRIDED_ROWS" in self.macros
+
+    @property
+    def pack_rows(self) -> int:
+        """The rows of a thread."""
+        return self.number("PACK") if self.is_strided else 1
+
+    @property
     def pointers(self) -> frozenset[int]:
         """The offsets of all pointers in the arguments."""
-        names, step, others = _LAYOUTS[self.build.kernel]
+        (names, step), others = self._layout, _LAYOUTS[self.build.kernel][2]
         first, of_base, _ = self._base
         parameters = sorted(self.parameters)
         rest = max(parameters) + (parameters[1] - parameters[0])
@@ -122,7 +142,7 @@ class Plan:
     @property
     def parameters(self) -> frozenset[int]:
         """The offsets of weight and bias, the first pointers after those of large arrays."""
-        names, step, _ = _LAYOUTS[self.build.kernel]
+        names, step = self._layout
         first = self._base[0] + len(names) * step
         apart = 6 * 8 if "PARAMETER_AXES" in self.macros else 8
         return frozenset((first, first + apart))

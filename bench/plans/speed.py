@@ -86,7 +86,7 @@ def _of_rows(plan: Plan, gpu: Gpu | None) -> Columns:
         return columns
     grid = _grid(plan, gpu)
     launch = _round(plan, gpu, found, grid), grid
-    moved = plan.rows * int(plan.shape) * plan.traffic.total
+    moved = plan.rows * plan.row_width * plan.traffic.total
     time = LAUNCH + seconds(gpu, *launch) + _param_grad(plan, gpu)
     return columns | _predictions(gpu, launch, moved, time)
 
@@ -96,7 +96,7 @@ def _grid(plan: Plan, gpu: Gpu) -> Grid:
     of_block = plan.threads / _team(plan)
     most = ceil(plan.launch.grid / gpu.sm_count)
     return Grid(
-        plan.rows * plan.number("THREADS_PER_ROW") / _team(plan),
+        plan.rows * plan.number("THREADS_PER_ROW") / _team(plan) / plan.pack_rows,
         most * of_block * ceil(_passes(plan)),
         min(blocks_per_sm(plan), most) * of_block,
         plan.launch.grid,
@@ -131,18 +131,20 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
 
 def _team(plan: Plan) -> int:
     """Return the threads that work together: a block, or a warp that has several rows."""
+    if plan.is_strided:
+        return plan.threads
     return max(32, min(plan.threads, plan.number("THREADS_PER_ROW")))
 
 
 def _share(plan: Plan) -> float:
-    """Return the elements of a row for each thread of its team."""
-    return int(plan.shape) / plan.number("THREADS_PER_ROW")
+    """Return the elements of a row, or of its rows, for each thread of a team."""
+    return plan.row_width * plan.pack_rows / plan.number("THREADS_PER_ROW")
 
 
 def _passes(plan: Plan) -> float:
     """Return the rows that a team walks."""
-    rows_at_once = plan.launch.grid * plan.threads / plan.number("THREADS_PER_ROW")
-    return max(1.0, plan.rows / rows_at_once)
+    teams = plan.launch.grid * plan.threads / plan.number("THREADS_PER_ROW")
+    return max(1.0, plan.rows / (teams * plan.pack_rows))
 
 
 def _param_grad(plan: Plan, gpu: Gpu) -> float:

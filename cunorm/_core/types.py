@@ -34,6 +34,7 @@ QuantizedDType = QuantizedDTypeName | np.dtype[Any] | type[np.generic] | TorchDT
 ScaleDTypeName = Literal["float32", "float8_e8m0fnu"]
 ScaleDType = ScaleDTypeName | np.dtype[Any] | type[np.generic] | TorchDType
 
+Axis = int | tuple[int, ...]  # the first axis of a row, or all its axes
 Activation = Literal["identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh"]
 GatePosition = Literal["pre", "post", "branch"]
 Per = Literal["all", "sample", "row"]

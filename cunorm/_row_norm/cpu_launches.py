@@ -63,11 +63,12 @@ def cpu_launch(
     row_width, groups = shape.row_width, shape.groups * rows_of.number
     has_segments = rows_of.segments is not None
     parts_cut_block = _parts_cut_block(types, shape, begins_with_pack=begins_with_pack)
-    unit = _LINE_BYTES // (types.x or types.compute).itemsize if types.strided else 1  # rows
+    row = types.x if isinstance(types, ForwardTypes) else types.x or types.dy
+    unit = _LINE_BYTES // row.itemsize if types.strided else 1  # rows
     least_elements, store_macros = stores
 
     def cut(rows: int) -> tuple[int, int, Macros]:
-        parts = _sums_of(rows, has_segments) if has_sums else min(-(-rows // unit), _CPU_BLOCKS)
+        parts = min(_sums_of(rows, has_segments) if has_sums else _CPU_BLOCKS, -(-rows // unit))
         elements, row_parts = rows * row_width * rows_of.number, 0
         macros = store_macros if elements >= least_elements else ()
         if elements >= own.long_elements:

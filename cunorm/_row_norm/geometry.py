@@ -22,12 +22,13 @@ from cunorm._core.tensor import (
     StridedLayout,
     TensorSpec,
 )
+from cunorm._core.types import Axis
 from cunorm._row_norm.blocks import check_blocks, scale_shape
 from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_of
-from cunorm._row_norm.order import Axis, lie_apart, row_order
+from cunorm._row_norm.order import lie_apart, row_order
 
 _WIDTH_LIMIT = 2**31
-_STRIDED_LIMIT = 1 << 17  # the most columns that lie apart, because a block holds them
+_STRIDED_LIMIT = 1 << 14  # the most columns that lie apart, because a block of threads holds them
 
 
 class RowShape(NamedTuple):
@@ -142,12 +143,12 @@ class Geometry(CallGeometry):
     def hint(self, kind: Kind) -> str:
         if kind is Kind.PARAMETER and self.order is not None:
             axes = self.order[self.leading_axes :]
-            row = ", ".join(f"x.shape[{axis}]" for axis in axes)
-            ones = tuple(n if axis in axes else 1 for axis, n in enumerate(self.shape))
+            row = ", ".join(f"x.shape[{n}]" for n in axes)
+            ones = tuple(size if n in axes else 1 for n, size in enumerate(self.shape))
             return f" to match {row}, or {ones}, whose axes of 1 may have the sizes of x"
         if kind is Kind.PARAMETER:
-            axes = len(self.shape) - self.leading_axes
-            row = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+            count = len(self.row)
+            row = f" to match x.shape[{'-1' if count == 1 else f'{-count}:'}]"
             before = f", alone or after axes that broadcast to {self.leading}"
             return row + before if self.leading else row
         if kind is Kind.SCALE:

@@ -4,7 +4,14 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core.memo import typed_key
-from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, SupportsDLPack
+from cunorm._core.types import (
+    Activation,
+    ArrayT,
+    Axis,
+    DTypeLike,
+    GatePosition,
+    SupportsDLPack,
+)
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.jvp_plan import ROW_JVP
 from cunorm._row_norm.jvp_spec import jvp_scalars
@@ -24,7 +31,7 @@ def normalize_jvp(
     mean: SupportsDLPack | None = None,
     c: float | None = None,
     center: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -136,7 +143,7 @@ def rms_norm_jvp(
     bias_tangent: SupportsDLPack | None = None,
     gate_tangent: SupportsDLPack | None = None,
     rstd: SupportsDLPack,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -191,7 +198,7 @@ def layer_norm_jvp(
     gate_tangent: SupportsDLPack | None = None,
     rstd: SupportsDLPack,
     mean: SupportsDLPack,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -241,7 +248,7 @@ def l2_norm_jvp(
     *,
     x_tangent: SupportsDLPack,
     rstd: SupportsDLPack,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
     out: SupportsDLPack | None = None,

@@ -49,6 +49,9 @@ class JvpTypes(ForwardTypes):
     def held(self) -> list[DType | None]:
         return [*self.read_again(), *(getattr(self, name) for name in self.parameters())]
 
+    def loaded(self) -> list[DType | None]:
+        return self.read_again()
+
     def read_again(self) -> list[DType | None]:
         return [self.x, self.x_tangent, self.dy, self.gate, self.gate_tangent]
 

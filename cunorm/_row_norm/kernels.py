@@ -166,6 +166,10 @@ class _RowTypes(KernelTypes, ABC):
     def held(self) -> list[DType | None]:
         """Return the dtypes of the operands that a thread holds of a row."""
 
+    @abstractmethod
+    def loaded(self) -> list[DType | None]:
+        """Return the dtypes of the operands like x that a thread loads of a row."""
+
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
@@ -183,6 +187,9 @@ class ForwardTypes(_RowTypes):
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
         return [self.residual_out or self.x, self.gate, self.weight, self.bias]
+
+    def loaded(self) -> list[DType | None]:
+        return [self.x, self.residual, self.gate]
 
     def read_again(self) -> list[DType | None]:
         """Return the dtypes of the operands of which a streamed row is read twice."""
@@ -235,8 +242,10 @@ class BackwardTypes(_RowTypes):
         return [name for name in super()._with_macros() if name != "branch"]
 
     def held(self) -> list[DType | None]:
-        row = [self.dy, self.x, self.dresidual_out, self.gate, self.branch]
-        return [*row, self.weight, self.bias]
+        return [*self.loaded(), self.weight, self.bias]
+
+    def loaded(self) -> list[DType | None]:
+        return [self.dy, self.x, self.dresidual_out, self.gate, self.branch]
 
 
 RowTypes = ForwardTypes | BackwardTypes

@@ -4,7 +4,12 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
-from cunorm._core.types import ArrayT, DTypeLike, SupportsDLPack
+from cunorm._core.types import (
+    ArrayT,
+    Axis,
+    DTypeLike,
+    SupportsDLPack,
+)
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -17,7 +22,7 @@ def l2_norm(
     x: ArrayT,
     *,
     eps: float = 1e-12,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     rstd: SupportsDLPack | None = None,
     count: int | None = None,
@@ -61,7 +66,7 @@ def l2_norm_forward(
     x: ArrayT,
     *,
     eps: float = 1e-12,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
     out: NormForward[SupportsDLPack | None] | None = None,
@@ -100,7 +105,7 @@ def l2_norm_backward(
     x: ArrayT,
     *,
     rstd: SupportsDLPack,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     sums: Sums[SupportsDLPack | None] | None = None,
     count: int | None = None,

@@ -57,7 +57,7 @@ def cuda_forward(
     rows_of: RowsOf = SHARED,
 ) -> RowLaunch:
     """Plan a forward or a jvp; alignment allows `access` elements (see `Kernel.access_to`)."""
-    team = _team(types, shape.width, gpu)
+    team = _team(types, shape.width, gpu, access)
     access, blocks_per_part = min(access, team.pack), shape.groups * team.cluster
     max_parts = GRID_LIMIT // blocks_per_part
     if shape.width > team.chunk:
@@ -93,9 +93,9 @@ def _cuda_launch(
     return RowLaunch(launch, cut, blocks_per_part)
 
 
-def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
+def _team(types: RowTypes, width: int, gpu: GpuCaps, access: int) -> Team:
     """Return how threads share rows; limit `blocks_per_sm` to what a multiprocessor can run."""
-    team = cuda_team(types, width, gpu.features)
+    team = cuda_team(types, width, gpu.features, access)
     most = max(1, gpu.max_threads_per_sm // team.threads)
     more, capability = 0, int(gpu.compute_capability)
     if isinstance(types, ForwardTypes):
@@ -125,13 +125,14 @@ def cuda_backward(
     axes: int = 1,
     rows_of: RowsOf = SHARED,
 ) -> RowLaunch:
-    team = _team(types, shape.width, gpu)
+    team = _team(types, shape.width, gpu, access)
     access = min(access, team.pack)
     sums = types.sum_count > 0
     most = cuda_parts(shape, gpu.sm_count, team.cluster, has_segments=rows_of.segments is not None)
     blocks = most // team.cluster if sums else GRID_LIMIT
     shared = _shared_memory(types, team, shape.width, access, gpu)
-    while team.rows_per_block > 1 and not shared.sums:  # several teams need sums in shared memory
+    # Several teams need sums in shared memory, unless rows are strided.
+    while team.rows_per_block > 1 and not shared.sums and not types.strided:
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
         shared = _shared_memory(types, team, shape.width, access, gpu)
     resident = gpu.sm_count * team.blocks_per_sm // (shape.groups * team.cluster)
@@ -143,7 +144,8 @@ def cuda_backward(
         *rows_of.macros,
     )
     build, parts = KernelBuild(types.kernel, macros), max(1, min(blocks, resident))
-    pitch = shape.sums_pitch(twice=shape.width > team.chunk and not shared.sums)
+    is_streamed = shape.width > team.chunk and not types.strided
+    pitch = shape.sums_pitch(twice=is_streamed and not shared.sums)
     return _cuda_launch(build, team, shape, parts, pitch, shared.bytes, rows_of.number)
 
 
@@ -166,10 +168,9 @@ def _shared_memory(
     is_streamed = width > team.chunk
     held = -(-width // team.chunk) * team.chunk // team.cluster * team.rows_per_block
     sums = held * types.sum_count * types.compute.itemsize
-    in_shared = sums <= left
+    in_shared = sums <= left and not types.strided  # of strided rows, threads have few sums
     used = sums if in_shared else 0
-    inputs = (types.dy, types.x, types.gate, types.dresidual_out, types.branch)
-    itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
+    itemsizes = [dtype.itemsize for dtype in types.loaded() if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access
     is_copied = access * min(itemsizes) >= MIN_ASYNC_COPY_BYTES and copies <= _MAX_COPIES

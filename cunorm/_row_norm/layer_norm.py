@@ -4,7 +4,15 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
-from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
+from cunorm._core.types import (
+    Activation,
+    ArrayT,
+    Axis,
+    DTypeLike,
+    GatePosition,
+    Needs,
+    SupportsDLPack,
+)
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -19,7 +27,7 @@ def layer_norm(
     bias: SupportsDLPack | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -92,7 +100,7 @@ def add_layer_norm(
     bias: SupportsDLPack | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -147,7 +155,7 @@ def layer_norm_forward(
     residual: SupportsDLPack | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -201,7 +209,7 @@ def layer_norm_backward(
     rstd: SupportsDLPack,
     mean: SupportsDLPack | None,
     d_residual: SupportsDLPack | None = None,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

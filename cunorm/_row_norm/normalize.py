@@ -5,7 +5,15 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
-from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
+from cunorm._core.types import (
+    Activation,
+    ArrayT,
+    Axis,
+    DTypeLike,
+    GatePosition,
+    Needs,
+    SupportsDLPack,
+)
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -22,7 +30,7 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -185,7 +193,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -279,7 +287,7 @@ def normalize_forward(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -350,7 +358,7 @@ def normalize_backward(
     d_residual: SupportsDLPack | None = None,
     c: float | None = None,
     center: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

@@ -7,8 +7,7 @@ from typing import Any
 
 from cunorm._core.operands import Kind, Slot
 from cunorm._core.tensor import UNBOUNDED, RowAxes, Shape, TensorSpec
-
-Axis = int | tuple[int, ...]  # the first axis of a row, or all its axes
+from cunorm._core.types import Axis
 
 
 def row_order(function: str, x_shape: Shape, axis: Axis) -> tuple[tuple[int, ...] | None, int]:

@@ -9,7 +9,7 @@ from cunorm._core.build import ArgsWriter, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import FLOAT16, FLOAT32, DType
 from cunorm._core.operands import Kind, Operand, OperandTable, Slot, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets
-from cunorm._core.tensor import RowLayout, TensorSpec
+from cunorm._core.tensor import RowLayout, StridedLayout, TensorSpec
 from cunorm._row_norm.geometry import Geometry
 from cunorm._row_norm.kernels import FORWARD_INPUTS, ForwardTypes
 from cunorm._row_norm.row_kernel import RowKernel
@@ -95,7 +95,7 @@ class QuantizedKernel(RowKernel):
             return self.geometry.scale_layout(spec)[0] is None
         return super()._is_copied(slot, spec)
 
-    def row_layouts(self) -> list[RowLayout]:
+    def row_layouts(self) -> list[RowLayout | StridedLayout]:
         return [*super().row_layouts(), self._scale_layout]
 
     def write_args(self, writer: ArgsWriter, sums: Offsets) -> None:

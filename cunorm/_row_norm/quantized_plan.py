@@ -35,6 +35,7 @@ def _by_reference(spec: RowQuantizedSpec, arrays: Sequence[Any]) -> None:
     y_dtype = spec.own_dtype(present(x), weight)
     y = round_to(exact.y, numpy_dtype(y_dtype))
     is_wide = np.float64 in (inputs["x"].dtype, None if stream is None else stream.dtype)
+    assert isinstance(spec.axis, int)  # by QUANTIZED_CHECKS
     q, found = quantize(
         y.astype(np.float64 if is_wide else np.float32),
         dtype=spec.q_dtype.name,

@@ -16,7 +16,7 @@ from cunorm._core.operands import DTypes, Specs, dtypes_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
 from cunorm._row_norm.blocks import scale_shape
-from cunorm._row_norm.order import leading_axes_of
+from cunorm._row_norm.order import row_order
 from cunorm._row_norm.spec import CHECKS, RowForwardSpec, Scalars
 from cunorm.results import QuantizedNorm
 
@@ -52,7 +52,7 @@ class RowQuantizedSpec(RowForwardSpec):
 
     def scale_shape(self, x_shape: Shape) -> Shape:
         """Return the shape of a scale that the call finds."""
-        leading_axes = leading_axes_of(self.function, x_shape, self.axis)
+        _, leading_axes = row_order(self.function, x_shape, self.axis)
         return scale_shape(x_shape, leading_axes, self.groups, self.block)
 
     def numbers(self, width: int) -> tuple[float, ...]:

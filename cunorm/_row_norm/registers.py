@@ -24,10 +24,9 @@ class Limits(NamedTuple):
     preferred_elements: int  # the float32 elements of a row that a thread should hold
     of_warp: int  # the most such elements of a lane, if a warp holds the row
     most_elements: int  # the most in a large team without a gate, or if no more threads can share
-    strided_elements: int  # the most of a strided row
 
 
-_OF_FORWARD, _OF_BACKWARD = Limits(128, 32, 40, 64, 32), Limits(256, 16, 16, 48, 16)
+_OF_FORWARD, _OF_BACKWARD = Limits(128, 32, 40, 64), Limits(256, 16, 16, 48)
 
 
 def limits_of(types: RowTypes) -> Limits:

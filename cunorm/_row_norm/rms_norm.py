@@ -4,7 +4,15 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
-from cunorm._core.types import Activation, ArrayT, DTypeLike, GatePosition, Needs, SupportsDLPack
+from cunorm._core.types import (
+    Activation,
+    ArrayT,
+    Axis,
+    DTypeLike,
+    GatePosition,
+    Needs,
+    SupportsDLPack,
+)
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
@@ -19,7 +27,7 @@ def rms_norm(
     *,
     bias: SupportsDLPack | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -98,7 +106,7 @@ def add_rms_norm(
     *,
     bias: SupportsDLPack | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -151,7 +159,7 @@ def rms_norm_forward(
     residual: SupportsDLPack | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -201,7 +209,7 @@ def rms_norm_backward(
     bias: SupportsDLPack | None = None,
     rstd: SupportsDLPack,
     d_residual: SupportsDLPack | None = None,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

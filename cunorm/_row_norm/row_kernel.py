@@ -4,11 +4,12 @@
 from dataclasses import replace
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
+from cunorm._core.dtypes import FLOAT32
 from cunorm._core.kernel import Kernel
-from cunorm._core.operands import Kind, Specs, type_macros
+from cunorm._core.operands import Kind, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
-from cunorm._core.tensor import SINGLE_ROW, RowLayout, StridedLayout, optional_dtype
+from cunorm._core.tensor import SINGLE_ROW, UNBOUNDED, RowLayout, StridedLayout, optional_dtype
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
@@ -166,9 +167,23 @@ class RowKernel(Kernel[RowTypes, Geometry]):
         wanted = (types.dweight, types.dbias, types.dgate_sums)
         return [size * sum(wanted[:i]) if want else None for i, want in enumerate(wanted)]
 
+    def _pack_rows(self, alignments: Alignments) -> int:
+        """Return how many strided rows a GPU's thread may take at once, two or one."""
+        types, layouts = self.types, self.layouts | self.base_layouts
+        if types.gate or types.compute is not FLOAT32 or self.has_rows:
+            return 1
+        for name in layouts.keys() & self.slots:
+            inner, _, *strides, inner_stride, step = layouts[name]
+            counts = [inner if inner < UNBOUNDED else self.geometry.rows.rows, *strides, step]
+            itemsize = present(self._operands[name]).dtype.itemsize
+            is_aligned = alignments is None or alignments[self.slots[name]] % (2 * itemsize) == 0
+            if inner_stride != 1 or any(one % 2 for one in counts) or not is_aligned:
+                return 1
+        return 2
+
     def access(self, alignments: Alignments) -> int:
         if self.types.strided:
-            return 1
+            return self._pack_rows(alignments)
         parameters = (*self.types.parameters(), *self.own)
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         layouts = self.layouts | self.parameter_layouts | self.base_layouts

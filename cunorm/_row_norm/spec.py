@@ -12,9 +12,13 @@ from cunorm._core.memo import typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
-from cunorm._core.types import GatePosition, Need
+from cunorm._core.types import (
+    Axis,
+    GatePosition,
+    Need,
+)
 from cunorm._row_norm.kernels import TABLE, Formula
-from cunorm._row_norm.order import Axis, row_order
+from cunorm._row_norm.order import row_order
 from cunorm.results import NormForward, NormGrads
 
 # mypy does not know that these are the literals of `Need`.

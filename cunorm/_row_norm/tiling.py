@@ -27,7 +27,19 @@ PACK_BYTES = 32  # the bytes of a pack in the compute type; a thread has several
 _TEAMS = (4, 8, 16, *range(32, 513, 32))  # the numbers of threads of a block that may share a row
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)  # the most threads of a block; numbers of blocks
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
-_STRIDED_ROWS, _STRIDED_THREADS = 32, 1024  # the most rows and threads of a block for strided rows
+_LARGEST_STRIDED_TEAM, _SECTOR = 256, 32  # threads, and the bytes that memory moves at least
+
+
+class _StridedLimits(NamedTuple):
+    """The limits of blocks with strided rows, found with the model of GPUs (bench/plans)."""
+
+    elements: int  # the float32 numbers that a thread loads for a row, or for each of two rows
+    registers: int
+    preferred_threads: int  # of a block
+
+
+_STRIDED_FORWARD, _STRIDED_BACKWARD = _StridedLimits(24, 72, 64), _StridedLimits(16, 96, 96)
+_MOST_STRIDED_THREADS, _FEW_REGISTERS = 256, 80  # a larger block has few, so that there are two
 
 
 class Team(NamedTuple):
@@ -39,11 +51,12 @@ class Team(NamedTuple):
     packs: int  # the packs that a thread holds at a time
     blocks_per_sm: int = 1  # the blocks for which registers leave room
     registers: int = 0  # an estimate of a thread's registers
+    pack_rows: int = 1  # the rows of a pack; if there are several, a pack has one column
 
     @property
     def rows_per_block(self) -> int:
         """Return how many rows a block, or a cluster of blocks, takes at a time."""
-        return max(1, self.threads // self.threads_per_row)
+        return max(1, self.threads // self.threads_per_row) * self.pack_rows
 
     @property
     def cluster(self) -> int:
@@ -53,7 +66,7 @@ class Team(NamedTuple):
     @property
     def chunk(self) -> int:
         """Return how many elements of a row its team holds at a time."""
-        return self.threads_per_row * self.packs * self.pack
+        return self.threads_per_row * self.packs * self.pack // self.pack_rows
 
     def macros(self, width: int, groups: int, access: int, axes: int = 3) -> Macros:
         """Return the macros of a build that say how threads walk over rows.
@@ -75,8 +88,10 @@ class Team(NamedTuple):
         )
 
 
-def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
+def cuda_team(types: RowTypes, width: int, features: Features = NONE, pack_rows: int = 1) -> Team:
     """Return the team in which a GPU's threads share rows of a width."""
+    if types.strided:
+        return strided_team(types, width, pack_rows)
     itemsizes = [dtype.itemsize for name in types.lines() if (dtype := getattr(types, name))]
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
@@ -88,8 +103,6 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     most = limits.most_elements * (3 if is_wide else 4) // 4
     # While a forward's block waits, a second block computes. A backward's block copies rows ahead.
     least = 2 if isinstance(types, ForwardTypes) else 1
-    if types.strided:
-        return _strided(types, width)
     return (
         _of_block(types, width, pack, few, least)
         or _of_cluster(types, width, pack, largest, 2)
@@ -177,20 +190,26 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
         pack //= 2
 
 
-def _strided(types: RowTypes, width: int) -> Team:
-    """Return how a block holds some rows that lie side by side: a warp has one column of each.
+def strided_team(types: RowTypes, width: int, pack_rows: int) -> Team:
+    """Return how a block holds rows that lie side by side: `teams` rows or pairs of rows.
 
-    A team has as few threads as can hold a row, because they read each other's sums.
+    Small blocks overlap their loads with other blocks' work, but a warp should read whole sectors
+    of each column. How many rows are a pack changes no sum.
     """
-    most = max(1, limits_of(types).strided_elements * 4 // types.compute.itemsize)
-    threads_per_row = max(4, -(-width // most))
-    if threads_per_row > 32:
-        threads_per_row = 1 << (threads_per_row - 1).bit_length()
-    rows = min(_STRIDED_ROWS, _STRIDED_THREADS // threads_per_row)
-    elements, threads = _held(width, threads_per_row, 1), threads_per_row * rows
-    registers = registers_of(types, elements, 1)
-    room = max(1, room_of(registers, threads))
-    return Team(threads, threads_per_row, 1, elements, room, registers)
+    limits = _STRIDED_FORWARD if isinstance(types, ForwardTypes) else _STRIDED_BACKWARD
+    itemsizes = [dtype.itemsize for dtype in types.loaded() if dtype]
+    numbers, sector_rows = types.compute.itemsize // 4, _SECTOR // min(itemsizes)
+    columns = max(1, limits.elements // len(itemsizes) // numbers)
+    of_row = min(-(-width // (4 * columns)) * 4, _LARGEST_STRIDED_TEAM)
+    teams = 16
+    while of_row * teams > limits.preferred_threads and teams * 2 > sector_rows:
+        teams //= 2
+    if of_row * teams > _MOST_STRIDED_THREADS and of_row % 8 == 0:
+        teams = 4
+    threads = of_row * teams
+    registers = limits.registers if threads <= _MOST_STRIDED_THREADS else _FEW_REGISTERS
+    room = max(1, room_of(registers * numbers, threads))
+    return Team(threads, of_row, pack_rows, _held(width, of_row, 1), room, 0, pack_rows)
 
 
 def _held(width: int, threads: int, pack: int) -> int:

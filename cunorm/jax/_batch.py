@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """One call that does the work of a call for each example of a batch."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jax import Array
 
 from cunorm._core.operands import Kind, present
+from cunorm._core.types import Axis
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
 from cunorm._row_norm.quantized_spec import RowQuantizedSpec
 from cunorm._row_norm.spec import RowNormSpec
@@ -38,18 +41,32 @@ def merged(
         full = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
         _, *shape = full.shape
         if is_row:
-            ones = [1] * (ndim - len(shape)) if name in shared else []
-            inputs[name] = full.reshape(size, *ones, *shape)
+            of_example = _full_shape(spec, ndim, shape) if name in shared else shape
+            inputs[name] = full.reshape(size, *of_example)
         else:
             inputs[name] = full.reshape(-1, *shape[1:])
-    if isinstance(spec, RowNormSpec) and spec.axis >= 0:  # a negative axis needs no change
-        spec = replace_interned(spec, axis=spec.axis - ndim)
+    if isinstance(spec, RowNormSpec):  # a negative axis needs no change
+        spec = replace_interned(spec, axis=_negative(spec.axis, ndim))
     one = Call.on(op, spec, [inputs.get(name) for name in op.inputs])
     try:
         _ = one.plan
     except ValueError:  # with the axis of examples, rows share parameters along too many axes
         return None
     return one, tuple(inputs.values())
+
+
+def _negative(axis: Axis, ndim: int) -> Axis:
+    if isinstance(axis, tuple):
+        return tuple(one % ndim - ndim for one in axis)
+    return axis if axis < 0 else axis - ndim
+
+
+def _full_shape(spec: RowNormSpec, ndim: int, shape: Sequence[int]) -> list[int]:
+    """Return the shape of a parameter, which may be a row, with all axes of an example's x."""
+    if not isinstance(spec.axis, tuple) or len(shape) != len(spec.axis):
+        return [*[1] * (ndim - len(shape)), *shape]
+    sizes = {axis % ndim: size for axis, size in zip(spec.axis, shape, strict=True)}
+    return [sizes.get(axis, 1) for axis in range(ndim)]
 
 
 def _combined(call: Call, arrays: Arrays) -> tuple[Call, Arrays]:

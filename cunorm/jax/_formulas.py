@@ -14,6 +14,8 @@ from jax import Array
 
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.operands import present
+from cunorm._core.tensor import inverse_permutation
+from cunorm._row_norm.order import row_order
 from cunorm.jax._call import Call, gates_branch, replace_interned
 from cunorm.jax._primitive import Found, Function, Shaped
 
@@ -47,7 +49,24 @@ class Rows(Protocol):
 
 def row_formula(norm: Any, call: Call, operands: dict[str, Any]) -> Array:
     """Return y of `cunorm.normalize` in the compute dtype; x is the array that is normalised."""
-    spec, compute = call.spec, operands["rstd"].dtype
+    order, leading_axes = row_order(call.spec.function, operands["x"].shape, call.spec.axis)
+    if order is None:
+        return _of_last_axes(norm, call, call.spec, operands)
+    spec = replace_interned(call.spec, axis=leading_axes - len(order))
+    row = tuple(operands["x"].shape[axis] for axis in order[leading_axes:])
+
+    def moved(name: str, one: Array | None) -> Array | None:
+        if one is None or name in STATISTICS or one.shape == row:
+            return one
+        return one[(None,) * (len(order) - one.ndim)].transpose(order)
+
+    of_rows = {name: moved(name, one) for name, one in operands.items()}
+    y = _of_last_axes(norm, call, spec, of_rows)
+    return y.transpose(inverse_permutation(order))
+
+
+def _of_last_axes(norm: Any, call: Call, spec: Any, operands: dict[str, Any]) -> Array:
+    compute = operands["rstd"].dtype
     p = operands["x"].astype(compute)
     given = map(operands.get, ("weight", "bias", "gate"))
     weight, bias, gate = (None if one is None else one.astype(compute) for one in given)

@@ -6,7 +6,12 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 from jax import Array
 
 from cunorm._core.memo import typed_key
-from cunorm._core.types import Activation, DTypeLike, GatePosition
+from cunorm._core.types import (
+    Activation,
+    Axis,
+    DTypeLike,
+    GatePosition,
+)
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
@@ -26,7 +31,7 @@ def rms_norm(
     *,
     bias: ArrayLike | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -58,7 +63,7 @@ def layer_norm(
     bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -86,7 +91,7 @@ def l2_norm(
     x: ArrayLike,
     *,
     eps: float = 1e-12,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
     axis_name: AxisName | None = None,
@@ -111,7 +116,7 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -143,7 +148,7 @@ def add_rms_norm(
     *,
     bias: ArrayLike | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -180,7 +185,7 @@ def add_layer_norm(
     bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -217,7 +222,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

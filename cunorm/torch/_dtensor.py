@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cunorm._core import validate
 from cunorm._core.tensor import contiguous_strides
 from cunorm._core.validate import describe_type
 from cunorm._dispatch import parse
@@ -53,7 +54,8 @@ def dtensor_call(scalars: tuple[Any, ...], arrays: Tensors, *groups: object) -> 
 
 def _group_of_rows(spec: RowForwardSpec, x: Any) -> Any:
     """Return the group of the processes that have parts of the same rows, or None."""
-    function, leading = spec.function, leading_axes_of(spec.function, tuple(x.shape), spec.axis)
+    function, axis = spec.function, validate.integer(spec.function, "axis", spec.axis)
+    leading = leading_axes_of(function, tuple(x.shape), axis)
     for placement in x.placements:
         if not (placement.is_replicate() or type(placement).__name__ == "Shard"):
             raise ValueError(

@@ -2,6 +2,8 @@
 """Formulas of y in torch's operations, for torch.compile and for higher derivatives."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -9,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from cunorm._arrays.torch import TORCH_DTYPES
+from cunorm._core.tensor import inverse_permutation
 from cunorm._group_norm.spec import GroupForwardSpec
+from cunorm._row_norm.order import row_order
 from cunorm._row_norm.spec import RowForwardSpec
 
 Operand: TypeAlias = Tensor | None
@@ -71,6 +75,25 @@ def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return rows + (rows.to(dtype).to(rows.dtype) - rows).detach()
 
 
+def with_rows_last(
+    formula: Callable[..., Tensor], spec: RowForwardSpec, *, x: Tensor, **operands: Operand
+) -> Tensor:
+    """Return the y of a formula whose rows are the axes of a tuple, by one of the last axes."""
+    order, leading_axes = row_order(spec.function, tuple(x.shape), spec.axis)
+    spec = replace(spec, axis=leading_axes - x.dim())
+    if order is None:
+        return formula(spec, x=x, **operands)
+    row = tuple(x.shape[n] for n in order[leading_axes:])
+
+    def moved(operand: Operand) -> Operand:
+        if operand is None or operand.shape == row:
+            return operand
+        return operand[(None,) * (len(order) - operand.dim())].permute(order)
+
+    of_rows = {name: moved(operand) for name, operand in operands.items()}
+    return formula(spec, x=x.permute(order), **of_rows).permute(inverse_permutation(order))
+
+
 def row_formula(
     spec: RowForwardSpec,
     x_dtype: torch.dtype,
@@ -80,6 +103,9 @@ def row_formula(
     bias: Operand,
 ) -> Tensor:
     """Return y by the formula of `cunorm.normalize`; x and y have the compute dtype."""
+    if isinstance(spec.axis, tuple):
+        formula = partial(row_formula, x_dtype=x_dtype)
+        return with_rows_last(formula, spec, x=x, gate=gate, weight=weight, bias=bias)
     compute, groups, row_axes = x.dtype, spec.groups, len(x.shape[spec.axis :])
     width = x.shape[spec.axis :].numel() // groups
 

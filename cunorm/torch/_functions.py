@@ -10,7 +10,12 @@ from torch import Tensor
 
 from cunorm._arrays.torch import PLAIN_TYPES
 from cunorm._core.memo import typed_key
-from cunorm._core.types import Activation, DTypeLike, GatePosition
+from cunorm._core.types import (
+    Activation,
+    Axis,
+    DTypeLike,
+    GatePosition,
+)
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars
@@ -32,7 +37,7 @@ def rms_norm(
     *,
     bias: Tensor | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -66,7 +71,7 @@ def add_rms_norm(
     *,
     bias: Tensor | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -101,7 +106,7 @@ def l2_norm(
     x: Tensor,
     *,
     eps: float = 1e-12,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     dtype: DTypeLike | None = None,
     process_group: ProcessGroup | None = None,
@@ -127,7 +132,7 @@ def layer_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -162,7 +167,7 @@ def add_layer_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -201,7 +206,7 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -240,7 +245,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

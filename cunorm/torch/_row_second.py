@@ -29,7 +29,15 @@ from cunorm._row_norm.jvp_spec import jvp_spec, second_spec
 from cunorm._row_norm.plan import ROW_BACKWARD
 from cunorm._row_norm.spec import GATE_DEFAULTS, RowForwardSpec
 from cunorm.torch._differentiable import derivative
-from cunorm.torch._formulas import Operand, compute_of, gated_row, pulled, pushed, row_formula
+from cunorm.torch._formulas import (
+    Operand,
+    compute_of,
+    gated_row,
+    pulled,
+    pushed,
+    row_formula,
+    with_rows_last,
+)
 from cunorm.torch._library import Operator, present, to_text
 from cunorm.torch._pair import OpPair
 from cunorm.torch._second import Named, Point, Rules, given, jvp_of, vjp_of
@@ -46,7 +54,7 @@ def _of_plain_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def chosen(self: "RowRules", point: Point, *arguments: Any) -> Any:
         at = _Rows(self, point)
-        if at.has_more:
+        if at.has_more or isinstance(point.forward.axis, tuple):
             return by_formula(self, point, *arguments)
         return rule(self, at, point, *arguments)
 
@@ -64,6 +72,9 @@ class RowRules(Rules):
         self.second = derivative(second, ROW_SECOND, vjp, self._second_jvp, vjp)
 
     def _formula(self, forward: Any, x_dtype: torch.dtype, **operands: Any) -> Tensor:
+        if isinstance(forward.axis, tuple):
+            return with_rows_last(partial(self._formula, x_dtype=x_dtype), forward, **operands)
+
         def norm(x: Tensor, weight: Operand, bias: Operand) -> Tensor:
             spec = _plain(forward, weight is not None, x.dtype)
             y: Tensor = self.functions.norm(x, weight, bias, None, None, to_text(spec))[0]

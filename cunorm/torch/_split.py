@@ -23,6 +23,7 @@ from cunorm._arrays._torch_private import (
     wait,
 )
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
+from cunorm._core import validate
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.tensor import Device, TensorSpec
@@ -80,6 +81,7 @@ def _refuse_modes(function: str) -> None:
 def _check_split(spec: RowForwardSpec, arrays: Tensors) -> None:
     """Check that rows may be split, and that the arrays are plain or results of collectives."""
     function, names = spec.function, ROW_FORWARD.inputs
+    validate.integer(function, "axis", spec.axis)
     if spec.groups != 1:
         raise ValueError(
             f"{function}: groups is {spec.groups}, expected 1 with process_group: leave out "

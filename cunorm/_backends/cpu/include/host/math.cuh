@@ -61,6 +61,11 @@ template <class V>
 inline V select(Integers<V> condition, V yes, V no) {
   return condition ? yes : no;
 }
+template <class C>
+inline C not_negative(C v) {
+  return v < 0 ? 0 : v;
+}
+
 template <class V>
 inline V at_least(V v, double bound) {
   return select(v < constant<V>(bound), constant<V>(bound), v);  // keeps NaN

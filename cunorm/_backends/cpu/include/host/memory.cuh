@@ -48,6 +48,17 @@ inline Item<B> broadcast(typename B::compute_t v) {
   return v - Item<B>{};
 }
 
+template <class B>
+using PerRow = typename B::compute_t;
+template <class B, class C>
+inline C load_per_row(const C* numbers, index_t row) {
+  return numbers[row];
+}
+template <class B, class C>
+inline void store_per_row(C* numbers, index_t row, C v) {
+  numbers[row] = v;
+}
+
 // Where a row begins.
 template <class T>
 using RowPointer = T*;
