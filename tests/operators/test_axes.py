@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-import cunorm
-from tests.support.calls import raises
-from tests.support.norm_checks import copies
-from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
-from tests.support.strided import channels_first, side_by_side
+from tests.support.strided import channels_first
 
 KERNELS = ("row_norm_forward", "row_norm_backward")
 SHAPE = (2, 30, 24)  # samples, positions, channels

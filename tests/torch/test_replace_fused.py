@@ -217,7 +217,7 @@ def test_a_norm_that_cannot_run_cunorm_runs_itself_before_the_activation(monkeyp
     calls = counted(monkeypatch)
     torch.testing.assert_close(block(Wrapped(x), step), expected)
     assert calls == [4, 2]  # norm1 got a tensor with operators of its own, norm2 its plain result
-    with pytest.raises(RuntimeError, match=r"weight to be a vector of size .* 9, .* \[8\]"):
+    with pytest.raises(RuntimeError, match="divisible by num_groups"):
         block(torch.ones(2, CHANNELS + 1, 5, 7))
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Layouts: the number of axes of an x, the axis of its rows, and its order in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
-
-Call = Callable[..., Tensor]
 
 
 class Layout(NamedTuple):
@@ -40,15 +38,3 @@ class Layout(NamedTuple):
 
 COUNTS = (3, 4, 5, 2)  # the numbers of axes of x that are tried
 LAYOUTS = [Layout(count, first) for count in COUNTS for first in (False, True)[: count - 1]]
-
-
-def on_channels(call: Call) -> Call:
-    """Return the call of a row norm whose rows are axis 1 of x."""
-
-    def run(
-        x: Tensor, *parameters: Tensor, gate: Tensor | None = None, **options: object
-    ) -> Tensor:
-        moved = None if gate is None else gate.movedim(1, -1)
-        return call(x.movedim(1, -1), *parameters, gate=moved, **options).movedim(-1, 1)
-
-    return run

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from cunorm.torch._functions import group_norm, layer_norm, normalize, rms_norm
 from cunorm.torch._replace.after import Activation
-from cunorm.torch._replace.layout import on_channels
 
 Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if there are none
 Bounds = tuple[Tensor, Tensor]
@@ -73,7 +72,7 @@ class Recipe:
     def call_on(self, first: bool, *pair: torch.dtype) -> Callable[..., Tensor]:
         """Return `call`, for an x whose rows are axis 1 if `first`; group norms have only such."""
         call = self.call(*pair)
-        return on_channels(call) if first and not self.positions else call
+        return partial(call, axis=(1,)) if first and not self.positions else call
 
     def wide(self) -> "Recipe":
         """Return the recipe whose y is float32, which rounds nothing to x's dtype."""
