@@ -100,12 +100,20 @@ def replace_norms(
     class becomes a subclass whose forward calls cunorm. `restore_norms` undoes this.
 
     The function replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with
-    an eps that computes an RMS or layer norm: those of Llama, Qwen, Mistral, Gemma, T5, OLMo,
-    Mamba-2 and most others in ``transformers``. Other norms, such as L2 norms, stay, as do calls of
-    functions such as ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on
-    the CPU, on random rows with random parameters, in each dtype and in mixes of half precision and
+    an eps that computes an RMS, layer or group norm: those of Llama, Qwen, Mistral, Gemma, T5,
+    OLMo, Mamba-2 and most others in ``transformers``, and most of ``timm`` and ``diffusers``, also
+    norms of axis 1. Other norms, such as L2 norms, stay, as do calls of functions such as
+    ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on the CPU, on
+    random rows and images with random parameters, in each dtype and in mixes of half precision and
     float32. It compares results and gradients with those of cunorm's formulas. Then it makes the
     replaced module's call of cunorm, with the float64 reference in place of the kernels.
+
+    Submodules that a norm runs on its result, such as dropout and an activation, run after cunorm's
+    norm. If those of a group norm compute one of its activations, that is part of the call. With
+    fuse_activations=True, a replaced group norm and an activation that follow each other in the
+    forward of a block become one call, too: the block's class becomes a subclass with a rewritten
+    forward. The norm is then not rounded before the activation, which changes results in half
+    precision: exact=True allows it only for relu.
 
     In half precision y has the bits of the module's own forward, except where a number before a
     rounding is within 2**-20 of a tie, relative to the largest number of its row. There y may

@@ -23,7 +23,6 @@ _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-_DEVICES = ("cpu", "cuda")  # that have an autocast
 Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
 
 
@@ -105,15 +104,25 @@ def _find_plan(module: Module, exact: bool) -> Plan:
     *missing, last = [str(count) for count in sorted(trial.counts - {*axes})] or [""]
     counts = " or ".join([", ".join(missing), last] if missing else [last])
     others += [f"for an x of {counts} axes"] if last else []
-    autocast = {device: _wide_under_autocast(trial, matches, axes, device) for device in _DEVICES}
+    autocast = {
+        device: _wide_under_autocast(trial, matches, axes, device)
+        for device in ("cpu", "cuda")[: 1 if _reads_device(type(module)) else 2]
+    }
     known = {device: wide for device, wide in autocast.items() if wide is not None}
     where = " on a GPU" if "cpu" in known else " on a CPU" if known else ""
-    others += [] if len(known) == len(_DEVICES) else [f"under autocast{where}"]
+    others += [] if len(known) == 2 else [f"under autocast{where}"]
     operands = trial.eps_name, trial.parameters, trial.arguments
     after = trial.after or ()
     is_group = matches[0].recipe.positions
     activation = activation_of(module, after, exact) if is_group else None
     return Plan(*operands, (*matches,), axes, known, after, activation, (*others,))
+
+
+def _reads_device(kind: type[Module]) -> bool:
+    """Return whether a forward may treat a GPU otherwise, as Apex's norms do under autocast."""
+    forwards = [vars(base).get("forward") for base in kind.__mro__]
+    codes = [getattr(forward, "__code__", None) for forward in forwards]
+    return any(code and {"is_cuda", "device"} & {*code.co_names} for code in codes)
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, list[Layout]]:
