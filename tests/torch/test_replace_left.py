@@ -167,7 +167,13 @@ LEFT = {
         norm(lambda m, x: x * torch.rsqrt(x.var(-1, keepdim=True) + m.eps) * m.weight),
         REASON,
     ),
-    "one row of a sample": (
+    "a statistic of all rows of a wide x": (
+        lambda: norm(
+            lambda m, x: m.weight * x * torch.rsqrt(x.square().mean((-2, -1), True) + m.eps)
+        )(2048),
+        REASON,
+    ),
+    "a statistic of a whole image": (
         norm(
             lambda m, x: (
                 (x * torch.rsqrt(x.square().mean((1, 2, 3), keepdim=True) + m.eps))

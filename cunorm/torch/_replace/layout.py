@@ -15,14 +15,15 @@ class Layout(NamedTuple):
     dense: bool = True  # contiguous; otherwise rows are contiguous, as in channels_last memory
 
     def place(self, rows: Tensor) -> Tensor:
-        """Return an x with the rows of a tensor (samples, an even number of positions, width)."""
-        samples, positions, width = rows.shape
+        """Return an x with the rows of a tensor (samples, eight positions or more, width).
+
+        No axis has one element: a weight of another layout would be broadcast to a huge y.
+        """
         if self.axes == 2:
             return rows.flatten(0, 1)
-        if not self.first:
-            return rows.reshape((1,) * (self.axes - 3) + rows.shape)
-        spatial = {3: (positions,), 4: (2, positions // 2), 5: (2, positions // 2, 1)}[self.axes]
-        x = rows.reshape(samples, *spatial, width).movedim(-1, 1)
+        samples, _, width = rows.shape
+        x = rows.reshape(samples, *(2,) * (self.axes - 3), -1, width)
+        x = x.movedim(-1, 1) if self.first else x
         return x.contiguous() if self.dense else x
 
     def rows(self, y: Tensor, like: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ _WIDTH_WITHOUT_WEIGHT = 48
 # This is relative to the largest gradient of a row. It is far above the errors of float32, and far
 # below the differences between formulas.
 _GRADIENT_ERROR = 1e-3
-_ELEMENTS = 1024  # elements in each third of a sample; a third has at least one row
+_ELEMENTS = 1024  # elements in each third of a sample; a third has at least eight rows
 
 
 class Unknown(Exception):
@@ -122,9 +122,9 @@ class Trial:
 
         `autocast` is the kind of device whose autocast is on.
         """
-        x, weight, bias, eps, gate = operands = self._operands(pair, gated, layout)
+        x, *parameters, eps, gate = operands = self._operands(pair, gated, layout)
         rows = [layout.place(one).clone() for one in (x, gate) if one is not None]
-        parameters = [one for one in (weight, bias) if one is not None]
+        given = [one for one in parameters if one is not None]
         mode: Mode = nullcontext() if recipe is None else Planned()  # type: ignore[no-untyped-call]
         as_cuda: Mode = AutocastOfCuda() if autocast == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
         try:
@@ -137,17 +137,15 @@ class Trial:
             ):
                 warnings.simplefilter("ignore")
                 if recipe is None:
-                    y = self._run(rows, parameters, training)
+                    y = self._run(rows, given, training)
                 else:
                     x, gate, *_ = (*rows, None)
-                    y = recipe.call_on(layout.first, *pair)(x, *parameters, eps=eps, gate=gate)
+                    y = recipe.call_on(layout.first, *pair)(x, *given, eps=eps, gate=gate)
         except Unknown:
             raise
         except Exception as error:
-            line = str(error).strip().split("\n")[0]
-            what = f"with an x of shape {tuple(rows[0].shape)}: {type(error).__name__}: {line}"
             more = self._more_than_a_norm() if recipe is None else ""
-            raise Unknown(more or f"its forward fails on the CPU, {what}") from None
+            raise Unknown(more or _failure(error, rows[0])) from None
         if not isinstance(y, Tensor) or y.shape != rows[0].shape:
             raise Unknown("its forward returns no tensor of x's shape")
         return Sample(pair, operands, layout.rows(y, operands[0]), mode)
@@ -179,8 +177,8 @@ class Trial:
         """Draw operands; in a third of the rows, squares are near eps."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
-        count = 2 * max(1, _ELEMENTS // (2 * self.width))
-        shape = (3, count + 2 * (count == self.width), self.width)  # the middle is not the width
+        count = 8 * max(1, _ELEMENTS // (8 * self.width))
+        shape = (3, count + 8 * (count == self.width), self.width)  # the middle is not the width
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
         rows = [(draw(shape) + 0.5) * scales[:, None, None]]
@@ -204,6 +202,12 @@ class _Noted(Module):
         y = x.view_as(x)
         self.notes.append((self.name, x, y))
         return y
+
+
+def _failure(error: Exception, x: Tensor) -> str:
+    line = str(error).strip().split("\n")[0]
+    what = f"with an x of shape {tuple(x.shape)}: {type(error).__name__}: {line}"
+    return f"its forward fails on the CPU, {what}"
 
 
 def _without_eps(kind: type[Module]) -> str:
