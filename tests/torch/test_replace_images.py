@@ -318,12 +318,22 @@ class Cast(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
+class ReadsDevice(LayerNorm2d):
+    """A norm like Apex's, which has its own kernels on a GPU."""
+
+    def forward(self, x):
+        if x.is_cuda:
+            raise NotImplementedError
+        return super().forward(x)
+
+
 AUTOCAST = {
     "torch's norm": (lambda: LayerNorm2d(CHANNELS), {"cpu": False, "cuda": True}),
     "a group norm": (lambda: GroupNorm1(3, CHANNELS), {"cpu": False, "cuda": True}),
     "float32 and back": (lambda: LayerNorm2dFp32(CHANNELS), {"cpu": False, "cuda": False}),
     "a formula": (lambda: RmsNorm2d(True), {"cpu": False, "cuda": False}),
     "a rounded x": (lambda: Cast(7), {}),
+    "another GPU's": (lambda: ReadsDevice(CHANNELS), {"cpu": False}),
 }
 
 
@@ -332,13 +342,14 @@ def test_autocast_changes_dtypes_as_in_the_module_itself(name):
     """On CUDA, autocast runs torch's norms in float32; a mode of the probe does so on a CPU."""
     make, wide = AUTOCAST[name]
     module = make()
-    own, x = copy.deepcopy(module), drawn(*IMAGE)
+    usual, x = copy.deepcopy(module), drawn(*IMAGE)
     (done,) = replace_norms(module).replaced
     assert type(module)._cunorm_plan.autocast == wide
-    assert ("under autocast" in done.runs) == (not wide)
+    own = {0: ", under autocast", 1: "; its own forward under autocast on a GPU", 2: ""}[len(wide)]
+    assert done.runs.endswith(own) and bool(own) == ("autocast" in done.runs)
     for given in (x, x.to(BF16)):
         with torch.autocast("cpu", BF16):
-            y, expected = module(given), own(given)
+            y, expected = module(given), usual(given)
         assert y.dtype == expected.dtype
         torch.testing.assert_close(y, expected)
     key = ("cuda", (BF16, F32), False, True)
