@@ -348,7 +348,7 @@ def test_a_forward_that_its_source_does_not_define_is_not_fused(monkeypatch):
 
     code = Block.forward.__code__
     consts = tuple("other" if one == "scale_shift" else one for one in code.co_consts)
-    changed.__code__ = code.replace(co_consts=consts)
+    changed.__code__, changed.__name__ = code.replace(co_consts=consts), "forward"
     for forward in (changed, lambda self, x, temb=None: self.norm1(x)):
         monkeypatch.setattr(Block, "forward", forward)
         assert not fused(make())

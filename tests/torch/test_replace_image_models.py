@@ -13,7 +13,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from tests.support.torch_norms import BF16, F32, F64, drawn  # noqa: E402
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.filterwarnings(
+        "ignore:Mismatch dtype between input and weight"
+    ),  # of torch's norms
+]
 
 
 def efficientnet(norm, **options):

@@ -101,14 +101,10 @@ class Recipe:
         rows = x.double() if g is None or not pre else x.double() * g
         rows = rows.unflatten(-1, (self.groups, -1))  # samples, positions, groups, elements
         axes = (1, 3) if self.positions else (3,)
-        given = rows
         if self.center:
             rows = rows - rows.mean(axes, keepdim=True)
-        factor = torch.rsqrt(rows.square().mean(axes, keepdim=True) + eps)
-        rows = rows * factor
-        # torch's group norm computes x * factor - mean * factor, which cancels.
-        terms = given * factor if self.positions else rows
-        slack = _SLACK * terms.abs().amax(axes, keepdim=True)
+        rows = rows * torch.rsqrt(rows.square().mean(axes, keepdim=True) + eps)
+        slack = _SLACK * rows.abs().amax(axes, keepdim=True)
         low, high = (rows - slack).flatten(-2), (rows + slack).flatten(-2)
         if self.round_before_weight:
             low, high = _rounded(low, x.dtype), _rounded(high, x.dtype)
