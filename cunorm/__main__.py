@@ -172,7 +172,7 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     add("gate-position", "where the gate is applied", _SEVERAL, choices=get_args(GatePosition))
     add("num-groups", "of group norms' channels", _SEVERAL, type=int)
     add("positions", "of a sample of group norms", _SEVERAL, type=int)
-    add("layout", "in memory, of group norms' x: " + ", ".join(LAYOUTS), _SEVERAL, choices=LAYOUTS)
+    add("layout", "in memory, of x: " + ", ".join(LAYOUTS), _SEVERAL, choices=LAYOUTS)
     add("activation", f"of group norms: {names}", _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
     add("needs", "whose gradients are wanted", _SEVERAL, choices=NEEDS)
     add("accumulate", "dweight and dbias are added to", _FLAG)

@@ -141,8 +141,9 @@ def warmup(
     positions : int
         The product of the spatial axes of a group norm's sample. Group norms need it.
     layout : str
-        A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
-        -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
+        The memory layout of x: "channels_last", as of a NumPy array with channel_axis or axis -1,
+        or "channels_first", as of a contiguous tensor with channel_axis 1 or axis (1,). Norms with
+        groups, quantised results or split rows are for "channels_last".
     needs, accumulate : optional
         As the backward takes them; for a jvp, `needs` names the operands that have tangents. With
         `accumulate`, dweight and dbias have rstd's dtype.
@@ -284,8 +285,8 @@ def _options_of(name: str) -> set[str]:
     if "d_residual" in options:
         options |= {"residual", "residual_dtype"}
     options |= {f"{one}_per" for one in PERS if one in options}
-    if family is _row_norm and not name.endswith(("_quantized", "_jvp")):
-        options.add("split_rows")
+    if family is _row_norm and not name.endswith("_quantized"):
+        options |= {"layout"} if name.endswith("_jvp") else {"layout", "split_rows"}
     return options
 
 
@@ -321,7 +322,11 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
         parsed["positions"] = _positive("positions", options["positions"])
-        validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
+    layout = validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
+    if options["split_rows"] and layout != "channels_last":
+        raise ValueError(
+            f"{FUNCTION}: layout is {layout!r} and split_rows is True, expected 'channels_last'"
+        )
     return {**options, **parsed, "x": x}
 
 

@@ -132,7 +132,8 @@ _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not 
 def _check(op: str, options: dict[str, Any], taken: Collection[str]) -> None:
     """Check and parse each option, and check that the function takes the options that are set."""
     needs, reason = options["needs"], f"{op} has none"
-    for name in ("axis", "groups", "channel_axis", "num_groups"):
+    options["axis"] = validate.axes(_FUNCTION, "axis", options["axis"])
+    for name in ("groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
             options[name] = validate.integer(_FUNCTION, name, options[name])
     choice = CHECKS["gate_position"]

@@ -108,19 +108,12 @@ struct ItemAt {
   int index;
   bool live, loaded;
 };
-// Whether a pack was loaded. Only packs of strided rows are loaded if they are not live.
-template <class At>
-__device__ inline auto is_loaded(const At& at) -> decltype(at.loaded) {
-  return at.loaded;
-}
-__device__ inline bool is_loaded(const PartAt& at) { return at.live; }
-
 // Calls f(at) for every item of a pack, even if the pack is outside the row (not live): its items
 // were loaded as zeros, and they are not stored.
 template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll
-  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live, is_loaded(at)});
+  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live, at.live});
 }
 
 // Two bfloat16 share a word, and one instruction converts either of them.

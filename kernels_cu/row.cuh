@@ -31,6 +31,12 @@ struct PackAt {
   bool live, loaded;
 };
 
+template <class B, class F>
+__device__ inline void for_each_item(const PackAt<B>& at, F f) {
+#pragma unroll
+  for (int i = 0; i < items_per_pack<B>; ++i) f(ItemAt{i, at.live, at.loaded});
+}
+
 template <class B>
 struct Chunk {
   column_t<B> first;  // where the thread's first pack begins

@@ -53,9 +53,10 @@ def group_norm(
     activation : str, optional
         g, such as "silu" or "relu"; None is "identity". The error for an unknown name lists all.
     channel_axis : int, optional
-        The axis of the channels, -1 or 1, whatever the memory layout: it is 1 for a PyTorch tensor
-        of shape (N, C, H, W), even in ``torch.channels_last``. The default is -1 here and in
-        `cunorm.jax`, and 1 in `cunorm.torch`.
+        The axis of the channels, the last or axis 1, counted from either end, whatever the memory
+        layout: it is 1, or -3, for a PyTorch tensor of shape (N, C, H, W), even in
+        ``torch.channels_last``. The default is -1 here and in `cunorm.jax`, and 1 in
+        `cunorm.torch`.
     dtype : dtype, optional
         The dtype of y, as a name or a dtype of any framework; by default x's.
     out : array, optional

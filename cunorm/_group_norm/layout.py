@@ -134,13 +134,11 @@ def group_geometry(
     the strides fit both layouts, channel_axis decides.
     """
     shape, ndim = x.shape, len(x.shape)
-    if channel_axis not in (-1, 1):
-        raise ValueError(f"{function}: channel_axis is {channel_axis}, expected -1 or 1")
     if ndim < 2:
         raise ValueError(
             f"{function}: x has shape {shape}, expected at least two axes: samples and channels"
         )
-    channel = channel_axis % ndim
+    channel = _channel(function, channel_axis, shape)
     spatial = tuple(axis for axis in range(1, ndim) if axis != channel)
     last, first = (0, *spatial, channel), (0, channel, *spatial)
     channels, positions = shape[channel], prod(shape[axis] for axis in spatial)
@@ -161,7 +159,7 @@ def group_geometry(
         channels_last = results_last = fits_last
     else:
         nearer = None if fits_last else _nearer_to_last(x, last)
-        results_last = channel_axis == -1 if nearer is None else nearer
+        results_last = channel == ndim - 1 if nearer is None else nearer
         # With one position or one channel, both layouts are the same; longer lines are faster.
         same = positions == 1 or channels == 1
         channels_last = positions == 1 if same else results_last
@@ -169,6 +167,18 @@ def group_geometry(
     sizes = Samples(shape[0], positions, channels, num_groups, channels_last)
     axes = last if channels_last else first
     return GroupGeometry(shape, compute_type(x.dtype), sizes, axes, result_axes)
+
+
+def _channel(function: str, channel_axis: int, shape: Shape) -> int:
+    """Return which axis of x has the channels, counted from its first axis."""
+    last = len(shape) - 1
+    *allowed, final = dict.fromkeys((-1, 1, last, -last))
+    if channel_axis not in (*allowed, final):
+        raise ValueError(
+            f"{function}: channel_axis is {channel_axis}, expected "
+            f"{', '.join(map(str, allowed))} or {final} for x of shape {shape}"
+        )
+    return channel_axis % len(shape)
 
 
 def _size_of(channel: int, ndim: int) -> str:

@@ -52,6 +52,7 @@ def row_builds(
     plans_of = special.get(kind, forward_plans)
     counts = rows or [*range(1, CPU_SHARED_ROWS + 2), *(1 << power for power in range(5, 32))]
     has_samples = any("sample" in options[f"{one}_per"] for one in ("weight", "bias", "gate"))
+    has_samples = has_samples or _is_strided(options)
     splits = [(s, n // s) for n in counts for s in (_samples(n) if has_samples else [1])]
     calls = (plans_of(name, options, (*split, width), device) for split in splits)
     plans = (plan for of_call in calls for plan in of_call)
@@ -93,12 +94,23 @@ def _forward_scalars(name: str, options: Options, dtype: object, *, saves: bool)
 
 def _inputs(options: Options, shape: Shape, device: Device) -> list[OptionalSpec]:
     """Return a forward's inputs for an x of shape (samples, rows, width)."""
-    return [
-        optional_contiguous(
-            _shape_of(options.get(f"{slot.name}_per", "row"), shape), options[slot.argument], device
-        )
-        for slot in ROW_FORWARD.input_slots
+    shapes = [
+        _shape_of(options.get(f"{slot.name}_per", "row"), shape) for slot in ROW_FORWARD.input_slots
     ]
+    if _is_strided(options):
+        shapes = [_channels_first(one) for one in shapes]
+    slots = zip(ROW_FORWARD.input_slots, shapes, strict=True)
+    return [optional_contiguous(one, options[slot.argument], device) for slot, one in slots]
+
+
+def _is_strided(options: Options) -> bool:
+    """Return whether rows lie side by side."""
+    return bool(options["layout"] == "channels_first")
+
+
+def _channels_first(shape: Shape) -> Shape:
+    """Return a shape with the rows before the columns, if it has both."""
+    return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 2 else shape
 
 
 def quantized_plans(name: str, options: Options, shape: Shape, device: Device) -> list[Plan]:
@@ -159,11 +171,12 @@ def _backward_call(
     spec = ROW_BACKWARD.parse(*scalars)
     of_stream = {None: optional_dtype(stream), True: (stream or x).dtype, False: None}
     dtype = options["d_residual"]
-    d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
+    d_residual = optional_contiguous(x.shape, of_stream.get(dtype, dtype), device)
     operands = inputs | results | {"dy": results["y"], "x": stream or x, "d_residual": d_residual}
     operands["branch"] = x if spec.gate_position == "branch" else None
     return spec, backward_specs(ROW_BACKWARD, spec, operands)
 
 
 def _options(options: Options) -> RowOptions:
-    return RowOptions(-1, *(options[name] for name in RowOptions._fields[1:]))
+    axis = (1,) if _is_strided(options) else -1
+    return RowOptions(axis, *(options[name] for name in RowOptions._fields[1:]))

@@ -13,7 +13,6 @@ from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import OptionalSpecs
 from cunorm._row_norm.jvp_kernel import JvpKernel, JvpTypes, SecondTypes
 from cunorm._row_norm.jvp_spec import RowJvpSpec
-from cunorm._row_norm.order import with_rows_last
 from cunorm._row_norm.plan import geometry_of, lower, workspace_bound
 from cunorm._row_norm.spec import CHECKS
 from cunorm.reference.jvp import normalize_backward_jvp, normalize_jvp
@@ -59,17 +58,13 @@ def _read_inputs(spec: RowJvpSpec, inputs: Specs) -> Specs:
 
 
 def _jvp_by_reference(spec: RowJvpSpec, arrays: Sequence[Any]) -> None:
-    slots = JvpTypes.inputs, JvpTypes.results
-    spec, arrays = with_rows_last(spec, slots, arrays)
-    inputs, results = arguments(*slots, arrays)
+    inputs, results = arguments(JvpTypes.inputs, JvpTypes.results, arrays)
     x_dtype = None if spec.x_dtype is None else numpy_dtype(spec.x_dtype)
     _store(results, normalize_jvp(**inputs, x_dtype=x_dtype, **spec.options()))
 
 
 def _second_by_reference(spec: RowJvpSpec, arrays: Sequence[Any]) -> None:
-    slots = SecondTypes.inputs, SecondTypes.results
-    spec, arrays = with_rows_last(spec, slots, arrays)
-    inputs, results = arguments(*slots, arrays)
+    inputs, results = arguments(SecondTypes.inputs, SecondTypes.results, arrays)
     names = ("c", "center", "axis", "groups", "weight_offset")
     options = {name: getattr(spec, name) for name in names}
     _store(results, normalize_backward_jvp(**inputs, **options))

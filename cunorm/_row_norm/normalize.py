@@ -74,9 +74,12 @@ def normalize(
         Whether the mean of the row is subtracted first.
     eps : float, optional
         The number, at least 0, that is added inside the root, in the unit of p squared.
-    axis : int, optional
-        The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``.
-        Its ``dim=`` names a single axis, so it means the same as `axis` only for the last axis.
+    axis : int or tuple of int, optional
+        An int is the first axis of a row, as in ONNX: the others follow it. PyTorch's
+        ``normalized_shape`` is ``x.shape[axis:]``. A tuple has all axes of a row, which must be
+        neighbours: ``axis=(1,)`` normalises the channels at each position of (N, C, H, W). weight
+        and bias then have the row's shape, (C,), or x's number of axes, (1, C, 1, 1) or
+        (N, C, 1, 1); statistics have the shape of the other axes, (N, H, W).
     groups : int, optional
         The number of equal slices of the last axis, each normalised separately; axis must be -1.
         Heads that share one weight need no groups: see the last example of `rms_norm`.
@@ -132,7 +135,8 @@ def normalize(
     weight_offset and the quotient c / sqrt(d) are rounded to this type, and become infinite or 0
     beyond its range. y is rounded once, on the store. The mean is corrected by the mean of
     p - mean, so a constant row gives exactly y = bias if eps > 0 and sum(p) is finite.
-    No bit of a row's y depends on other rows or on strides.
+    No bit of a row's y depends on other rows or on strides, except that with a tuple as axis, on a
+    GPU, sums have another order if rows lie side by side.
 
     Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
     zeros or NaN. This can happen with bfloat16 and float32 elements from 1.8e19 / sqrt(d) on, and
@@ -141,8 +145,10 @@ def normalize(
 
     Strides: rows, also those of a weight or bias that varies over rows, are read and written in
     place if each is contiguous and aligned and at most three axes come before it. Axes that one
-    stride walks count as one axis; groups count as one more. An input with other strides is copied
-    once; an `out` with other strides is an error.
+    stride walks count as one axis; groups count as one more. With a tuple as axis, rows may also
+    lie side by side, as in a contiguous (N, C, H, W), if they have at most 16,384 elements; results
+    then have x's memory layout, also channels_last. An input with other strides is copied once; an
+    `out` with other strides is an error.
 
     Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 

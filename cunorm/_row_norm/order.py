@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The axes of a row among those of x."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
-from cunorm._core.operands import Kind, Slot
 from cunorm._core.tensor import UNBOUNDED, RowAxes, Shape, TensorSpec
 from cunorm._core.types import Axis
 
@@ -45,25 +40,3 @@ def lie_apart(x: TensorSpec, leading_axes: int) -> bool:
         return False
     axes = [abs(stride) if n > 1 else UNBOUNDED for n, stride in zip(*x[:2], strict=True)]
     return min(axes[:leading_axes], default=UNBOUNDED) < min(axes[leading_axes:])
-
-
-def with_rows_last(
-    spec: Any, slots: tuple[tuple[Slot, ...], tuple[Slot, ...]], arrays: Sequence[Any]
-) -> tuple[Any, Sequence[Any]]:
-    """Return a call on views of NumPy arrays that have the axes of a row last."""
-    kinds = {slot.name: slot.kind for of_slots in slots for slot in of_slots}
-    x_shape = dict(zip(kinds, arrays, strict=True))["x"].shape
-    order, leading_axes = row_order(spec.function, x_shape, spec.axis)
-    axis = leading_axes - len(x_shape)
-    if order is None:
-        return replace(spec, axis=axis), arrays
-    row = tuple(x_shape[n] for n in order[leading_axes:])
-
-    def view(array: Any, kind: Kind) -> Any:
-        if array is None or kind is Kind.STATISTIC or array.shape == row:
-            return array
-        missing = len(order) - array.ndim
-        return array[(None,) * missing].transpose(order)
-
-    views = [view(array, kind) for array, kind in zip(arrays, kinds.values(), strict=True)]
-    return replace(spec, axis=axis), views

@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 from cunorm._core import validate
@@ -27,7 +26,6 @@ from cunorm._row_norm import cpu_launches, launches
 from cunorm._row_norm.geometry import Geometry, row_geometry
 from cunorm._row_norm.kernels import PARAMETERS, TABLE, BackwardTypes, ForwardTypes
 from cunorm._row_norm.modulation import Segments
-from cunorm._row_norm.order import with_rows_last
 from cunorm._row_norm.row_kernel import RowKernel
 from cunorm._row_norm.spec import (
     CHECKS,
@@ -38,6 +36,7 @@ from cunorm._row_norm.spec import (
     check_sums,
 )
 from cunorm.reference import normalize_backward, normalize_forward
+from cunorm.reference.axes import width
 from cunorm.reference.rows import store
 
 
@@ -259,23 +258,19 @@ def lower(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
 
 
 def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
-    slots = TABLE.forward_inputs, TABLE.forward_results
-    spec, arrays = with_rows_last(spec, slots, arrays)
-    inputs, results = arguments(*slots, arrays)
+    inputs, results = arguments(TABLE.forward_inputs, TABLE.forward_results, arrays)
     stream = results["residual"]
     exact = normalize_forward(
         **inputs,
         residual_dtype=None if stream is None else stream.dtype,
-        eps=spec.mean_eps(prod(inputs["x"].shape[spec.axis :]) // spec.groups),
+        eps=spec.mean_eps(width(inputs["x"].shape, spec.axis) // spec.groups),
         **spec.options(),
     )
     store(results, exact)
 
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
-    slots = TABLE.backward_inputs, TABLE.backward_results
-    spec, arrays = with_rows_last(spec, slots, arrays)
-    inputs, results = arguments(*slots, arrays)
+    inputs, results = arguments(TABLE.backward_inputs, TABLE.backward_results, arrays)
     exact = normalize_backward(
         **inputs,
         x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),

@@ -13,6 +13,13 @@ Each function computes and rounds y as its namesake in `cunorm` does. All functi
   8 backward (4 and 4 without a mean; twice as many in float64). Results are those of whole rows,
   with the same statistics on all devices. It needs groups=1. A name of no such axis is a
   ValueError, also outside of ``shard_map``; so are rows that are known to be equal on all devices.
+- `rms_norm`, `layer_norm` and `normalize` take `where`, a bool array that broadcasts to x. A row's
+  means are those of its elements where it is True, as with `where` in jax.numpy and `mask` in Flax,
+  and d in `normalize` is their number; these statistics normalise all elements. XLA computes these
+  norms and their derivatives, without a kernel. In a row without a True, y is NaN, as in Flax:
+  ``where | ~where.any(-1, keepdims=True)`` takes such rows whole. It combines with no gate,
+  groups other than 1, or axis_name, each of which is a ValueError beside it; a dtype other than
+  bool is a TypeError. No other function of cunorm has `where`.
 - For gradients they save x (or the new stream, if there is a residual), gate, weight, bias, rstd
   and, if they subtract a mean, mean. rstd and mean have a number for each row, or for each group of
   a row or sample. For the gradient of a gate of the branch, x is saved beside the new stream. A

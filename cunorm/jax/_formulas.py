@@ -78,7 +78,7 @@ def _of_last_axes(norm: Any, call: Call, spec: Any, operands: dict[str, Any]) ->
     n = r if spec.c is None else r * spec.k(norm.width(spec, p))
     x_dtype = present(call.inputs[0]).dtype.name
     if spec.round_before_weight and x_dtype != compute.name:
-        n = _rounded(x_dtype, n)
+        n = rounded(x_dtype, n)
     n = n if weight is None else n * (weight + spec.weight_offset)
     n = n if bias is None else n + bias
     return n * g if g is not None and spec.gate_position == "post" else n
@@ -102,14 +102,14 @@ def group_formula(norm: Any, call: Call, operands: dict[str, Any]) -> Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _rounded(dtype: str, n: Array) -> Array:
+def rounded(dtype: str, n: Array) -> Array:
     """Round to a dtype, with a derivative of 1."""
     return n.astype(dtype).astype(n.dtype)
 
 
-@_rounded.defjvp
+@rounded.defjvp
 def _(dtype: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return _rounded(dtype, *primals), tangents[0]
+    return rounded(dtype, *primals), tangents[0]
 
 
 # --- normalised rows ------------------------------------------------------------------------------

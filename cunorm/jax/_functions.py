@@ -40,10 +40,11 @@ def rms_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     axis_name: AxisName | None = None,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Divide each row of x by its root mean square, as `cunorm.rms_norm` does.
 
-    `cunorm.jax` explains axis_name.
+    `cunorm.jax` explains axis_name and where.
 
     >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[1.0, 7.0]]), jnp.array([1.0, 10.0])
@@ -54,7 +55,8 @@ def rms_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("rms_norm", options, eps, dtype)
-    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return row_norm(axis_name, where)(scalars, inputs)[0]
 
 
 def layer_norm(
@@ -72,10 +74,11 @@ def layer_norm(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     axis_name: AxisName | None = None,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Shift and scale each row of x to mean 0 and variance 1, as `cunorm.layer_norm` does.
 
-    `cunorm.jax` explains axis_name.
+    `cunorm.jax` explains axis_name and where.
 
     >>> import cunorm.jax, jax, jax.numpy as jnp, numpy as np
     >>> x, weight = jnp.array([[3.0, 7.0]]), jnp.array([1.0, 10.0])
@@ -84,7 +87,8 @@ def layer_norm(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("layer_norm", options, eps, dtype, center=True)
-    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return row_norm(axis_name, where)(scalars, inputs)[0]
 
 
 def l2_norm(
@@ -125,10 +129,11 @@ def normalize(
     gate_position: GatePosition = "post",
     dtype: DTypeLike | None = None,
     axis_name: AxisName | None = None,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Scale each row of x to the length c, as `cunorm.normalize` does.
 
-    `cunorm.jax` explains axis_name.
+    `cunorm.jax` explains axis_name and where.
 
     >>> import cunorm.jax, jax.numpy as jnp, numpy as np
     >>> x = jnp.array([[3.0, 4.0], [-30.0, 40.0]])
@@ -138,7 +143,8 @@ def normalize(
     """
     options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
     scalars = forward_scalars("normalize", options, eps, dtype, center=center, c=typed_key(c))
-    return row_norm(axis_name)(scalars, forward_inputs(x, weight=weight, bias=bias, gate=gate))[0]
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return row_norm(axis_name, where)(scalars, inputs)[0]
 
 
 def add_rms_norm(

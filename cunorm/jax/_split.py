@@ -9,6 +9,7 @@ rows, which are gathered likewise (8 bytes a row or 4).
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -33,15 +34,32 @@ from cunorm._row_norm.split_spec import (
 )
 from cunorm.jax import _ffi
 from cunorm.jax._call import OptionalArrays
-from cunorm.jax._norm import Inputs, Norm, Outputs, Results, RowNorm, checked, run_traced
+from cunorm.jax._norm import (
+    ArrayLike,
+    Inputs,
+    Norm,
+    Outputs,
+    Results,
+    RowNorm,
+    checked,
+    run_traced,
+)
+from cunorm.jax._where import masked_norm
 
 AxisName: TypeAlias = str | tuple[str, ...]
 
 _WHOLE = RowNorm(ROW_FORWARD, ROW_BACKWARD)
 
 
-def row_norm(axis_name: AxisName | None) -> Norm:
-    """Return the norm of rows that are whole or, with a name, split over an axis of devices."""
+def row_norm(
+    axis_name: AxisName | None, where: ArrayLike | None = None
+) -> Callable[[tuple[Any, ...], Inputs], Results]:
+    """Return the norm of rows that are whole or, with a name, split over an axis of devices.
+
+    With `where`, it is the norm with statistics of some elements of each row.
+    """
+    if where is not None:
+        return partial(masked_norm, _WHOLE, where, axis_name)
     return _WHOLE if axis_name is None else SplitNorm(ROW_FORWARD, ROW_GIVEN_SUMS, axis_name)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from cunorm.reference import rows
 from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.axes import Axis, row_axes, with_axes
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import NormForward, NormGrads, Sums
 
@@ -24,7 +25,7 @@ from cunorm.results import NormForward, NormGrads, Sums
 class Options(TypedDict, total=False):
     """Keyword arguments of `normalize_forward` that the named norms pass on."""
 
-    axis: int
+    axis: Axis
     groups: int
     weight_offset: float
     round_before_weight: bool
@@ -55,6 +56,7 @@ class BackwardOptions(Options, total=False):
     count: int | None
 
 
+@with_axes
 @np.errstate(all="ignore")
 def normalize_forward(
     x: Array,
@@ -66,7 +68,7 @@ def normalize_forward(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -112,11 +114,13 @@ def normalize_forward(
         kr = rows.round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
     y = _affine(kr, weight, weight_offset, bias) * after
 
-    shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
+    leading = x.ndim - len(row_axes(x.ndim, axis))
+    shape = x.shape[:leading] + ((groups,) if groups > 1 else ())  # of the statistics
     mean = None if mean is None else mean.reshape(shape)
     return NormForward(y, residual_out, mean, rstd.reshape(shape))
 
 
+@with_axes
 @np.errstate(all="ignore")
 def normalize_backward(
     dy: Array,
@@ -130,7 +134,7 @@ def normalize_backward(
     branch: Array | None = None,
     c: float | None = None,
     center: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,

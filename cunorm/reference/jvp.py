@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from cunorm.reference import rows
 from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.axes import Axis, with_axes
 from cunorm.reference.generic import Options, gate_factors, weight_factor
 from cunorm.reference.group_norm import as_grid, as_group_rows, in_place_of, per_channel
 from cunorm.reference.rows import Array, Float64
@@ -28,6 +29,7 @@ class JvpOptions(Options, total=False):
     x_dtype: DTypeLike | None
 
 
+@with_axes
 @np.errstate(all="ignore")
 def normalize_jvp(
     x: Array,
@@ -42,7 +44,7 @@ def normalize_jvp(
     mean: Array | None = None,
     c: float | None = None,
     center: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
@@ -89,6 +91,7 @@ def normalize_jvp(
     return np.asarray(of_n * after + n * of_gate)
 
 
+@with_axes
 @np.errstate(all="ignore")
 def normalize_backward_jvp(
     dy: Array,
@@ -100,7 +103,7 @@ def normalize_backward_jvp(
     mean: Array | None = None,
     c: float | None = None,
     center: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
     weight_offset: float = 0.0,
 ) -> Float64:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations  # keeps the names of type aliases in help()
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from cunorm.reference.axes import Axis, width
 from cunorm.reference.generic import (
     BackwardOptions,
     ForwardOptions,
@@ -62,11 +62,11 @@ def l2_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-12,
-    axis: int = -1,
+    axis: Axis = -1,
     groups: int = 1,
 ) -> NormForward[Array]:
     """Return y = x / sqrt(sum(x * x) + eps), with rstd = sqrt(d) / sqrt(sum(x * x) + eps)."""
-    eps /= math.prod(x.shape[axis:]) // groups
+    eps /= width(x.shape, axis) // groups
     options: ForwardOptions = {"axis": axis, "groups": groups}
     return normalize_forward(
         x, residual=residual, residual_dtype=residual_dtype, c=1.0, eps=eps, **options
@@ -101,7 +101,7 @@ def layer_norm_backward(
 
 
 def l2_norm_backward(
-    dy: Array, x: Array, *, rstd: Array, axis: int = -1, groups: int = 1
+    dy: Array, x: Array, *, rstd: Array, axis: Axis = -1, groups: int = 1
 ) -> NormGrads[Array]:
     """Differentiate `l2_norm_forward`."""
     return normalize_backward(dy, x, rstd=rstd, c=1.0, axis=axis, groups=groups)
@@ -133,7 +133,7 @@ def layer_norm_jvp(
 
 
 def l2_norm_jvp(
-    x: Array, *, x_tangent: Array, rstd: Array, axis: int = -1, groups: int = 1
+    x: Array, *, x_tangent: Array, rstd: Array, axis: Axis = -1, groups: int = 1
 ) -> Float64:
     """Return the tangent of y of `l2_norm_forward`."""
     return normalize_jvp(x, x_tangent=x_tangent, rstd=rstd, c=1.0, axis=axis, groups=groups)
@@ -177,7 +177,7 @@ def layer_norm(
     return np.asarray(layer_norm_forward(x, weight, bias, eps=eps, **options).y)
 
 
-def l2_norm(x: Array, *, eps: float = 1e-12, axis: int = -1, groups: int = 1) -> Float64:
+def l2_norm(x: Array, *, eps: float = 1e-12, axis: Axis = -1, groups: int = 1) -> Float64:
     """Return y of `l2_norm_forward`."""
     return np.asarray(l2_norm_forward(x, eps=eps, axis=axis, groups=groups).y)
 

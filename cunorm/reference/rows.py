@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from cunorm.reference.axes import Axis, width
+
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
@@ -59,9 +61,9 @@ def as_float64(operand: Array) -> Float64:
     return operand.astype(np.float64, order="C")
 
 
-def as_rows(x: Float64, axis: int, groups: int) -> Float64:
+def as_rows(x: Float64, axis: Axis, groups: int) -> Float64:
     """View a contiguous x as [rows, groups, d], of which NumPy sums the last axis pairwise."""
-    d = math.prod(x.shape[axis:]) // groups
+    d = width(x.shape, axis) // groups
     return x.reshape(-1, groups, d)
 
 

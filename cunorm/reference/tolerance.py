@@ -162,7 +162,7 @@ class Tolerance:
             options.get("groups", 1),
         )
         if "num_groups" in options:
-            before, after = (1, -1) if axis == 1 else (-1, 1)
+            before, after = (1, -1) if axis % x.ndim == 1 else (-1, 1)
             groups, self.row_axes = options["num_groups"], 1
             self.shape = (len(x), before, groups, x.shape[axis] // groups, after)
         else:

@@ -116,7 +116,7 @@ def l2_norm(
     `cunorm.torch` explains process_group.
 
     ``torch.nn.functional.normalize`` instead divides by max(sqrt(sum(x * x)), eps). Its ``dim`` is
-    the only axis of a row; `axis` is the first of a row's axes.
+    the only axis of a row: ``dim=1`` is ``axis=(1,)``.
 
     >>> import torch, cunorm.torch
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))

@@ -67,22 +67,33 @@ class Operator:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _own_outputs(self, spec: OpSpec, arrays: Tensors) -> Tensors:
-        """Return outputs, the first with the strides that `_fake_outputs` gives it.
+        """Return outputs with the strides that `_fake_outputs` gives them.
 
         Return None for an output that is absent, is x, or is the first output again.
         """
         arrays = [*map(unwrapped, arrays)]
         x: Any = arrays[self.op.x]
-        first, *others = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))
-        if first is not None:
-            promised = self._empty_like(x, dtype=first.dtype, device="meta").stride()
-            if first.stride() != promised:
-                first = self._empty_like(x, dtype=first.dtype).copy_(first)
-        return [first, *(None if output is x or output is first else output for output in others)]
+        found = dispatch_spec(self.op, spec, (*arrays, *self.op.no_outputs, None))
+        promised = self._empty_like(spec, x, device="meta").stride()
 
-    def _empty_like(self, x: Tensor, **options: Any) -> Tensor:
+        def own(slot: Slot, output: Tensor) -> Tensor:
+            if slot.kind is not Kind.LIKE_X or output.shape != x.shape:
+                return output.contiguous()
+            is_kept = output.stride() == promised
+            return (
+                output if is_kept else self._empty_like(spec, x, dtype=output.dtype).copy_(output)
+            )
+
+        outputs = zip(self.op.result_slots, found, strict=True)
+        return [
+            None if one is None or one is x or (number and one is found[0]) else own(slot, one)
+            for number, (slot, one) in enumerate(outputs)
+        ]
+
+    def _empty_like(self, spec: Any, x: Tensor, **options: Any) -> Tensor:
         """Return an empty tensor with the memory layout of outputs that have x's shape."""
-        layout = torch.contiguous_format if self._is_rows else torch.preserve_format
+        is_contiguous = self._is_rows and not isinstance(getattr(spec, "axis", None), tuple)
+        layout = torch.contiguous_format if is_contiguous else torch.preserve_format
         return torch.empty_like(x, memory_format=layout, **options)
 
     def _fake_outputs(self, spec: Any, arrays: Tensors) -> Tensors:
@@ -110,9 +121,9 @@ class Operator:
                 return x.new_empty(spec.statistics_shape(x.shape), dtype=dtype)
             if slot.kind is Kind.SCALE:
                 return x.new_empty(spec.scale_shape(x.shape), dtype=dtype)
-            if like is not x:
+            if slot.kind is not Kind.LIKE_X or like.shape != x.shape:
                 return x.new_empty(like.shape, dtype=dtype)
-            return self._empty_like(x, dtype=dtype)
+            return self._empty_like(spec, x, dtype=dtype)
 
         return [fake(slot) for slot in op.result_slots]
 

@@ -164,6 +164,15 @@ def channels() -> Cases:
         yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
 
 
+def channel_axes() -> Cases:
+    """Yield errors for axes that are neither axis 1 nor the last one."""
+    for shape, right in [((3, 8, 5, 2), "-1, 1, 3 or -3"), ((3, 8), "-1 or 1")]:
+        for axis in (0, 2, -2, len(shape), -len(shape)):
+            text = f"channel_axis is {axis}, expected {right} for x of shape {shape}"
+            x = np.ones(shape, "f4")
+            yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
+
+
 def few_channels() -> Cases:
     """Yield errors for groups and parameters that do not fit 8 channels; they name the axis."""
     flat = "x.shape[-1]"
@@ -276,7 +285,9 @@ def meant_otherwise() -> Cases:
 
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
-AXES = [1.0, None, (1,), (), True, "last"]
+OF_INTS = "an int or a tuple of ints"
+NEIGHBOURS = "one axis of x, or several neighbours in order, for x of shape (5, 8)"
+NO_AXES = [1.0, None, True, "last"]
 WRONG_NAMES = ["swiglu", "SiLU", "silu ", "", *NO_NAMES]
 NEEDS = [("x", "y"), ("z",), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
@@ -301,12 +312,24 @@ PARTS: dict[str, list[Iterable[Case]]] = {
     "c": [wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])],
     "weight_offset": [wrong("weight_offset", REAL, FINITE, NOT_FINITE)],
     "flags": [wrong(flag, BOOL, "True or False", NO_BOOLS) for flag in FLAGS],
-    "axis": [wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])],
+    "axis": [
+        wrong("axis", (INT[0], OF_INTS), "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *NO_AXES]),
+        wrong("axis", ([tuple], None), NEIGHBOURS, [(), (2,), (-3,), (1, 0), (0, 0), (0, 1, 2)]),
+        wrong("axis", ([], OF_INTS), "", [("last",), (1.0,), (None,), (True,)]),
+    ],
     "groups": [
         wrong("groups", INT, f"{DIVISOR} width of a row", INTS),
         wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS),
     ],
-    "channel_axis": [wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, *AXES])],
+    "channel_axis": [
+        wrong(
+            "channel_axis",
+            INT,
+            "-1, 1, 2 or -2 for x of shape (3, 8, 8)",
+            [0, 3, -3, 10**30, (1,), *NO_AXES],
+        ),
+        channel_axes(),
+    ],
     "activation": [
         gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None]),
         wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES),

@@ -158,6 +158,9 @@ def jax_calls() -> Calls:
         lambda: rms(deleted()),
         lambda: cunorm.jax.rms_norm(x, axis_name="tp"),
         lambda: cunorm.jax.rms_norm(x, groups=2, axis_name="tp"),
+        lambda: cunorm.jax.rms_norm(x, where=np.ones(7, bool)),
+        lambda: cunorm.jax.rms_norm(x, where=np.ones(8, np.float32)),
+        lambda: cunorm.jax.rms_norm(x, groups=2, where=True),
         exported,
     ]
 

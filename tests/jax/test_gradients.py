@@ -116,6 +116,8 @@ def test_every_function_accepts_the_arguments_of_its_namesake_except_memory_and_
         is_of_rows = not name.endswith("quantized") and name not in ("group_norm", "instance_norm")
         assert ("axis_name" in own) == is_of_rows
         own.pop("axis_name", None)
+        assert ("where" in own) == (name in ("rms_norm", "layer_norm", "normalize"))
+        own.pop("where", None)
         assert list(own) == list(plain), name
         for parameter, its in plain.items():
             assert (own[parameter].kind, own[parameter].default) == (its.kind, its.default)

@@ -155,12 +155,12 @@ def test_a_stream_may_be_rounded_to_either_side_and_y_is_that_of_this_stream():
     assert worst(far, far) > 1.0
 
 
-@pytest.mark.parametrize("channel_axis", [-1, 1])
+@pytest.mark.parametrize("channel_axis", [-1, 1, -2, 2])
 @pytest.mark.parametrize(("weight", "bias"), [((6, 48), (1, 48)), ((48,), (6, 48))])
 def test_bounds_of_group_norms_with_parameters_of_samples_are_those_of_the_tests(
     weight, bias, channel_axis
 ):
-    shape = SHAPE if channel_axis == -1 else (6, 48, 8)
+    shape = SHAPE if channel_axis in (-1, 2) else (6, 48, 8)
     operands = drawn(shape=shape, weight=weight, bias=bias)
     operands = {name: operands[name] for name in ("x", "dy", "weight", "bias")}
     assert_tolerance_near({"num_groups": 3, "channel_axis": channel_axis}, operands)

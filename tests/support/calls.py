@@ -47,7 +47,7 @@ def functions_taking(*arguments: str) -> list[str]:
 
 def parameters_of(name: str) -> set[str]:
     """Return the names of a function's parameters, without those for split rows."""
-    given = OF_SPLIT_ROWS if "backward" in name else OF_SPLIT_ROWS | {"mean", "rstd"}
+    given = OF_SPLIT_ROWS | (set() if "backward" in name else {"mean", "rstd", "x_dtype"})
     return {*signature(getattr(cunorm, name)).parameters} - given
 
 

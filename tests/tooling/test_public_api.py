@@ -15,7 +15,8 @@ import pytest
 from tests.support.processes import python
 
 LIST = Path(__file__).with_name("public_api.txt")
-MODULES = ("cunorm", "cunorm.reference", "cunorm.torch", "cunorm.jax")
+MODULES = ("cunorm", "cunorm.reference", "cunorm.torch", "cunorm.jax", "cunorm.jax.nnx")
+NEEDS = {"cunorm.torch": "torch", "cunorm.jax": "jax", "cunorm.jax.nnx": "flax"}
 
 
 class Annotation(str):
@@ -38,7 +39,9 @@ def described(name, value):
         yield f"{name}{shown}"
         return
     bases = [one.__name__ for one in value.__mro__[1:-1] if not one.__name__.startswith("_")]
-    yield f"class {name}{shown.replace(return_annotation=shown.empty)} of {', '.join(bases)}"
+    is_flax = getattr(value.__init__, "__module__", "").startswith("flax")  # has its arguments
+    arguments = "(...)" if is_flax else shown.replace(return_annotation=shown.empty)
+    yield f"class {name}{arguments} of {', '.join(bases)}"
     for method, function in inspect.getmembers(value, inspect.isfunction):
         if not method.startswith("_") and function.__module__.startswith("cunorm"):
             yield from described(f"{name}.{method}", function)
@@ -64,8 +67,7 @@ PARTS = (*MODULES, *(f"python -m cunorm {command}" for command in ("demo", "info
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_public_api_is_that_of_the_list(part):
-    if part in ("cunorm.torch", "cunorm.jax"):
-        library = part.removeprefix("cunorm.")
+    if library := NEEDS.get(part):
         pytest.importorskip(library, reason=f"{library} is not installed")
     listed = [
         line
