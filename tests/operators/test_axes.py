@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-<<<<<<< HEAD
-=======
 import cunorm
 from tests.support.calls import raises
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.norm_checks import copies
 from tests.support.operands import assert_same_bits, at, draw
->>>>>>> main
 from tests.support.strided import channels_first
 
 KERNELS = ("row_norm_forward", "row_norm_backward")
