@@ -163,7 +163,7 @@ def _of_calls() -> Iterable[KernelBuild]:
 
 def _builds_of(operator: Operator, dtype: str, shape: Shape) -> list[KernelBuild]:
     """Return the builds of an operator's calls: inference, forward and backward."""
-    sizes = shape[1:] if operator.of_channels else shape[-1:]
+    sizes = shape[1:] if operator.of_images else shape[-1:]
     options = warmup_options(operator, True, *sizes)
-    rows = math.prod(shape) // math.prod(sizes)
+    rows = math.prod(shape) // math.prod(sizes if operator.of_channels else sizes[:1])
     return planned(operator.functions, sizes[0], dtype, Device("cuda", 0), rows, options)

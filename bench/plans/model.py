@@ -57,6 +57,7 @@ SLOTS, HALF_FMA, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 2.0, 0.5, 1.0
 # an estimate. The latency of another block's shared memory is 0.1 µs (published); the rest is
 # waiting for the slowest block.
 EXCHANGE = 0.5e-6
+L1_CLOCKS = 40  # of a load from the first-level cache (published pointer chases: 33 to 40)
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
 # Seconds from the end of a call's first launch to the start of its second, if the second is set up
 # meanwhile (programmatic dependent launch, from compute capability 9.0 on): an estimate.

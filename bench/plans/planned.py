@@ -13,7 +13,8 @@ from math import prod
 
 from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
-from bench.timing.cases import DIRECTIONS, MODULATED, OPERATORS, QUANTIZED, Operator
+from bench.timing.cases import DIRECTIONS, IMAGES, MODULATED, OPERATORS, QUANTIZED, Operator
+from bench.timing.cpu import LAYOUTS
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, DType
@@ -48,9 +49,12 @@ _DTYPES = ("float32", "bfloat16")
 # Row norms of samples that have a weight and a bias each, on modelled GPUs: the widths of diffusion
 # transformers, and a sample's rows.
 _MODULATED_WIDTHS, _SAMPLE_ROWS = (1152, 1536, 3072, 4096), 1024
+# Row norms of channels that lie apart: the stages of a ConvNeXt, for images of 448 pixels.
+_IMAGES = ((96, 112, 112), (192, 56, 56), (384, 28, 28), (768, 14, 14))
 _QUANTIZED_WIDTHS = (1024, 4096, 5120, 8192)  # of row norms with a quantised result, there
 _OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
-_NOT_OPTIONS = ("c", "groups", "channel_axis")  # not options of warmup, or passed in another form
+# Options that `warmup` does not have, or has in another form.
+_NOT_OPTIONS = ("c", "groups", "channel_axis", "axis")
 _GPU = Device("cuda", 0)
 
 
@@ -86,6 +90,10 @@ def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
                 for plan in plans(operator, direction, dtype, shape, architecture, features, count):
                     if not count or plan.regime != PARAM_GRAD:
                         yield plan
+    of_images = [one for one in IMAGES if one.memory == "NCHW"] if is_modelled else []
+    for operator, direction, dtype in product(of_images, DIRECTIONS, _DTYPES):
+        for shape in _IMAGES if direction == "forward" else _IMAGES[:-1]:
+            yield from plans(operator, direction, dtype, shape, architecture, features)
     modulated = [one for one in MODULATED if not one.of_channels] if is_modelled else []
     for operator, direction, width in product(modulated, DIRECTIONS, _MODULATED_WIDTHS):
         yield from plans(operator, direction, SMALL_DTYPE, (width,), architecture, features)
@@ -116,6 +124,8 @@ def plans(
         kind = "quantized" if operator.quantized else direction
         plan_of = getattr(row_builds, f"{kind}_plan")
         of_samples = (rows // _SAMPLE_ROWS, _SAMPLE_ROWS) if operator.modulated else (1, rows)
+        if operator.of_images:
+            of_samples = rows, prod(shape[1:])
         rows = prod(of_samples)
         plan = plan_of(f"{operator.base}_{kind}", options, (*of_samples, shape[0]), _GPU)
         launches, chunk = list(plan.lower(caps, None).launches), 0
@@ -173,11 +183,11 @@ def warmup_options(operator: Operator, x: DType | bool, width: int, *positions: 
     options["d_residual"] = operator.has_residual and not operator.quantized
     if operator.modulated:
         options |= {"weight_per": "sample", "bias_per": "sample"}
+    if operator.of_images:
+        options["layout"] = LAYOUTS[operator.memory]
     if not operator.of_channels:
         return options | {"groups": operator.groups(width)}
-    layout = "channels_last" if operator.memory == "NHWC" else "channels_first"
-    groups = {"num_groups": operator.groups(width), "positions": prod(positions)}
-    return options | groups | {"layout": layout}
+    return options | {"num_groups": operator.groups(width), "positions": prod(positions)}
 
 
 def _caps(architecture: str, features: Features) -> GpuCaps:

@@ -12,6 +12,7 @@ from math import ceil, prod
 from bench.plans.compiled import compiled
 from bench.plans.model import (
     ARCHITECTURES,
+    L1_CLOCKS,
     LAUNCH,
     Gpu,
     Traffic,
@@ -117,12 +118,15 @@ def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
         read_twice = 1 - min(1.0, reads * _share(plan) / found.loaded)
     row_latency = gpu.latency + read_twice * (gpu.l2_latency - gpu.latency)
     are_first = grid.rounds <= grid.at_once * gpu.sm_count
+    of_parameters = gpu.latency if are_first else gpu.l2_latency
+    if plan.is_strided:  # the rows of a block share each element
+        of_parameters = L1_CLOCKS / gpu.clock
     parameters = found.parameter_waits + found.waits_once / passes
     return round_of(
         gpu,
         found.work.plus(found.work_once, 1 / passes),
         _team(plan) / 32,
-        found.waits * row_latency + parameters * (gpu.latency if are_first else gpu.l2_latency),
+        found.waits * row_latency + parameters * of_parameters,
         elements * traffic.total,
         Traffic(elements * reads, elements * traffic.writes),
         min(plan.number("STAGES", 0), ceil(passes)),

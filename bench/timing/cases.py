@@ -26,8 +26,7 @@ TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 # Half a step of float8_e4m3fn, relative to the number that is rounded.
 _HALF_STEP = 2.0**-4
 
-# (rows, width), or modulated (samples, rows, width); of a group norm (samples, channels, height,
-# width)
+# (rows, width), or modulated (samples, rows, width); of images (samples, channels, height, width)
 Shape = tuple[int, ...]
 DIRECTIONS = ("forward", "backward")
 Operands = dict[str, Any]
@@ -42,7 +41,7 @@ class Operator:
     parameters: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
-    memory: str = ""  # for a group norm, the order of its axes in memory: NHWC or NCHW
+    memory: str = ""  # of images, the order of their axes in memory: NHWC or NCHW
     modulated: bool = False  # whether each sample has its own weight and bias
     quantized: bool = False  # whether y is float8_e4m3fn with a scale; there is no backward
 
@@ -69,13 +68,13 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """The name and, for a group norm, the order of its axes in memory."""
+        """The name and, for images, the order of their axes in memory."""
         return f"{self.name} {self.memory}".rstrip()
 
     @property
     def axes(self) -> int:
         """The number of axes of x: 2 for rows, 3 for samples of rows, 4 for images."""
-        return 4 if self.of_channels else 2 + self.modulated
+        return 4 if self.of_images else 2 + self.modulated
 
     @property
     def has_residual(self) -> bool:
@@ -111,6 +110,11 @@ class Operator:
     def of_channels(self) -> bool:
         """Whether it is a group norm, with statistics of groups of channels."""
         return self.base == "group_norm"
+
+    @property
+    def of_images(self) -> bool:
+        """Whether x has samples, channels, height and width."""
+        return bool(self.memory)
 
     def outputs(self, direction: str) -> tuple[str, ...]:
         """Return the names of a direction's results, gradients in the order of `leaves`."""
@@ -179,6 +183,11 @@ MODULATED = (
     Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NHWC", modulated=True),
     Operator("group_norm+silu+modulated", _BOTH, _SILU, memory="NCHW", modulated=True),
 )
+# A row is the channels of a position.
+IMAGES = tuple(
+    Operator("layer_norm+channels", _BOTH, {"axis": (1,)}, memory=memory)
+    for memory in ("NHWC", "NCHW")
+)
 # With a scale for each row or each block of columns, or a scale that is given.
 QUANTIZED = tuple(
     Operator(name, ("weight",), {"dtype": "float8_e4m3fn", **options}, quantized=True)
@@ -187,7 +196,7 @@ QUANTIZED = tuple(
         *(("rms_norm+fp8_blocks", {"block": 128}), ("rms_norm+fp8_given", {"scale": 0.05})),
     )
 )
-TIMED = (*OPERATORS, *MODULATED, *QUANTIZED)
+TIMED = (*OPERATORS, *MODULATED, *IMAGES, *QUANTIZED)
 
 
 def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
@@ -244,6 +253,8 @@ def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[
 def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
     """Count the bytes that a call must move: arrays as large as x, parameters, statistics."""
     is_forward, rows = direction == "forward", shape[0] * (shape[1] if len(shape) == 3 else 1)
+    if operator.of_images and not operator.of_channels:
+        rows *= math.prod(shape[2:])
     parameter = math.prod(operator.parameter_shape(shape))
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:

@@ -110,10 +110,13 @@ def _compile(copy: ModuleType, need: dict[str, Any]) -> None:
     copy.warmup(**need, device="cpu", workers=1, progress=False)
 
 
+LAYOUTS = {"NHWC": "channels_last", "NCHW": "channels_first"}  # as `warmup` names them
+
+
 def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str, Any]:
     """Return the arguments of `warmup` for the forward and the backward of an operator."""
     rows, width, *positions = shape
-    options = {name: value for name, value in operator.options.items() if name != "c"}
+    options = {name: one for name, one in operator.options.items() if name not in ("c", "axis")}
     options |= dict.fromkeys((*operator.parameters, *operator.leaves), True)
     del options["x"]
     if "groups" in options:
@@ -122,7 +125,10 @@ def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str,
         del options["channel_axis"]
         options["num_groups"] = options.pop("groups")
         options["positions"] = math.prod(positions)
-        options["layout"] = {"NHWC": "channels_last", "NCHW": "channels_first"}[operator.memory]
+    elif operator.of_images:
+        rows *= math.prod(positions)
+    if operator.of_images:
+        options["layout"] = LAYOUTS[operator.memory]
     return options | {"ops": operator.functions, "widths": width, "dtypes": dtype, "rows": rows}
 
 

@@ -41,6 +41,8 @@ def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
     if operator.of_channels:
         is_first = "activation" in operator.options and not operator.modulated
         return OF_CHANNELS if is_first else OF_CHANNELS[1::2]
+    if operator.of_images:
+        return OF_CHANNELS[:2]
     if operator.modulated:
         return tuple((dtype, (2, *shape)) for dtype, shape in POINTS)
     is_small_change = operator.name != operator.plain and operator.gate_position is None

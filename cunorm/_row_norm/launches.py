@@ -101,7 +101,8 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps, access: int) -> Team:
     if isinstance(types, ForwardTypes):
         more = types.more_registers(team.threads, capability)
         if capability >= 100:
-            more += types.compute.itemsize // 2  # two more, in float64 four
+            # Two more, in float64 four; instructions for pairs of rows take 16 more.
+            more += 16 if types.strided else types.compute.itemsize // 2
     if more:
         most = min(most, max(1, room_of(team.registers + more, team.threads)))
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))

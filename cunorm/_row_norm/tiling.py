@@ -207,9 +207,10 @@ def strided_team(types: RowTypes, width: int, pack_rows: int) -> Team:
     if of_row * teams > _MOST_STRIDED_THREADS and of_row % 8 == 0:
         teams = 4
     threads = of_row * teams
-    registers = limits.registers if threads <= _MOST_STRIDED_THREADS else _FEW_REGISTERS
-    room = max(1, room_of(registers * numbers, threads))
-    return Team(threads, of_row, pack_rows, _held(width, of_row, 1), room, 0, pack_rows)
+    of_thread = limits.registers if threads <= _MOST_STRIDED_THREADS else _FEW_REGISTERS
+    registers, columns = of_thread * numbers, _held(width, of_row, 1)
+    room = max(1, room_of(registers, threads))
+    return Team(threads, of_row, pack_rows, columns, room, registers, pack_rows)
 
 
 def _held(width: int, threads: int, pack: int) -> int:

@@ -49,7 +49,7 @@ class Autograd(Provider):
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of the recorded results."""
-        function = self._function(operator, sets[0]["x"].shape[1 if operator.of_channels else -1])
+        function = self._function(operator, sets[0]["x"].shape[1 if operator.of_images else -1])
         call = forward if direction == "forward" else backward
         return [call(function, operator, operands) for operands in sets]
 
@@ -160,6 +160,8 @@ def _norm(operator: Operator, width: int) -> Function:
     if "c" in options:
         k = options["c"] / math.sqrt(width)
         return lambda x, weight, bias: layer_norm(x, weight=weight * k, bias=bias)
+    if operator.of_images:
+        return lambda x, **given: layer_norm(x.permute(0, 2, 3, 1), **given).permute(0, 3, 1, 2)
     return layer_norm
 
 
