@@ -310,9 +310,12 @@ class GroupNorm(torch.nn.GroupNorm):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
+        return GroupNorm._activated(self, x, self.activation)
+
+    def _activated(self, x: Tensor, activation: Activation | None) -> Tensor:
         expected = "(N, {0[0]}, ...), as num_channels is {0[0]}"
         check_sizes(self, x, slice(1, 2), (self.num_channels,), expected)
-        options: Any = {"eps": self.eps, "activation": self.activation, "dtype": autocast_dtype(x)}
+        options: Any = {"eps": self.eps, "activation": activation, "dtype": autocast_dtype(x)}
         return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:

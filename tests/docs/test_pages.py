@@ -61,7 +61,9 @@ def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
     for module in MODULES.findall(code):
         pytest.importorskip(module, reason=f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+    program = tmp_path / "example.py"  # fuse_activations reads the source
+    program.write_text(code, encoding="utf-8")
+    exec(compile(code, str(program), "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out.splitlines()
     assert printed == PRINTED.findall(code)
     assert printed or "assert " in code

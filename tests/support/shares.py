@@ -88,6 +88,8 @@ ONE_IN = {
     "torch/test_quantized_transforms.py": 7,
     "torch/test_replace.py": 7,
     "torch/test_replace_around.py": 5,
+    "torch/test_replace_fused.py": 3,
+    "torch/test_replace_images.py": 8,
     "torch/test_systems.py": 2,
     "torch/test_tensors.py": 13,
     "torch/test_tracing.py": 2,

@@ -24,39 +24,9 @@ from tests.support.torch_norms import (  # noqa: E402
     LlamaNorm,
     Options,
     arguments,
-    assert_near,
-    results,
+    check_results,
     x_of,
 )
-
-
-def check_results(module, given, monkeypatch, may_be_off=8):
-    """Replace a norm, and compare its results with those of its own forward, which does not run.
-
-    Float32 agrees within 32 roundings, 16 of each side. Bits of a bfloat16 y agree except at ties:
-    an error of 2**-20 of a row's largest number changes a rounding only near a tie, for a number
-    that is a tenth of the largest with probability 2**-8. In bfloat16, PyTorch rounds the
-    intermediate results of a gradient, some four times one after another, by half a unit each.
-    """
-    kind, before = type(module), results(module, *given)
-    done = replace_norms(module)
-    assert [(one.name, one.kind) for one in done.replaced] == [("", kind.__name__)]
-    assert not done.left
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "forward", lambda *_: pytest.fail("its own forward ran"))
-        after = results(module, *given)
-    is_half = any(one.dtype == BF16 for one in before)
-    for index, (one, own) in enumerate(zip(after, before, strict=True)):
-        assert one.dtype == own.dtype
-        off, size = (one.double() - own.double()).abs(), own.double().abs()
-        if index == 0 and own.dtype == BF16:
-            assert (off <= 2**-7 * size).all() and (off > 0).sum() <= may_be_off
-        elif index > 0 and is_half:
-            assert (off <= 4 * 2**-7 * size.max()).all()
-        else:
-            assert_near(one, own.double())
-    return done.replaced[0].runs
-
 
 # Norms that round in different places. In bfloat16, the tests of all others are exhaustive.
 ROUNDING = ("Llama's", "Gemma's", "T5's", "Qwen3-Next's")

@@ -23,6 +23,7 @@ from tests.support.torch_norms import (  # noqa: E402
     LlamaNorm,
     T5Norm,
     arguments,
+    drawn,
     rms,
     x_of,
 )
@@ -65,6 +66,13 @@ class RowsNorm(Formula):
         return (rms(x.reshape(batch, width), self.eps) * self.weight).reshape(x.shape)
 
 
+class OwnGroupNorm(nn.GroupNorm):
+    """timm's norm: a subclass of torch's with a forward of its own."""
+
+    def forward(self, x):
+        return nn.functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
 class ConvNeXtNorm(Formula):
     """A norm of axis 1 of images, and of the last axis of other x."""
 
@@ -82,19 +90,18 @@ def under_autocast(m):
 HALF = "bfloat16, float16, bfloat16/float32, float16/float32"  # in these, rms(x) rounds each step
 # By name: the module, where the report says that its own forward runs, and such calls.
 OWN = {
-    "torch's norm under autocast": (LastAxis, "under autocast", [under_autocast]),
     "torch's norm, rounded under autocast": (
         lambda: CastNorm(WIDTH),
         "for bfloat16/float32, float16/float32, under autocast",
         [under_autocast, lambda m: m(X.bfloat16())],
     ),
     "a formula, rounded under autocast": (CastFormula, "under autocast", [under_autocast]),
-    "some numbers of axes": (
-        ConvNeXtNorm,
-        f"for {HALF}, for an x of 4 or 5 axes",
-        [lambda m, s=s: m(X.new_ones(2, WIDTH, *s)) for s in ((5, WIDTH), (5, 7), (3, 5, WIDTH))],
+    "groups without positions": (
+        lambda: OwnGroupNorm(2, 8),
+        "for an x of 2 axes",
+        [lambda m: m(X[:, :, 0])],
     ),
-    "an error for some numbers of axes": (RowsNorm, f"for {HALF}, for an x of 4 or 5 axes", []),
+    "an error for some numbers of axes": (RowsNorm, f"for {HALF}", []),
     "some pairs of dtypes": (
         T5Norm,
         "for float32/bfloat16, float32/float16",
@@ -121,7 +128,11 @@ OURS = {
     "a formula under autocast": (LlamaNorm, under_autocast),
     "x and gate by name": (GateRequiredNorm, lambda m: m(gate=GATE, hidden_states=X)),
     "gate by name": (GateRequiredNorm, lambda m: m(X, gate=GATE)),
+    "torch's norm under autocast": (LastAxis, under_autocast),
     "rows": (ConvNeXtNorm, lambda m: m(X[0])),
+    "images": (ConvNeXtNorm, lambda m: m(drawn(2, WIDTH, 5, WIDTH))),
+    "videos": (ConvNeXtNorm, lambda m: m(drawn(2, WIDTH, 3, 5, 7))),
+    "groups": (lambda: OwnGroupNorm(2, WIDTH), lambda m: m(drawn(2, WIDTH, 5, 7))),
 }
 
 
@@ -148,6 +159,11 @@ def test_the_own_forward_runs_where_the_report_says_so(name, monkeypatch):
         calls.clear()
         y = call(module)
         assert len(calls) == 1 and y.dtype == expected.dtype and torch.equal(y, expected)
+
+
+def test_the_report_says_which_x_has_its_rows_along_axis_1():
+    first, second, _ = replace_norms(ConvNeXtNorm()).replaced[0].runs.split("; ")
+    assert first == "rms_norm(eps=1e-05)" and second == "axis=(1,) for an x of 4 or 5 axes"
 
 
 @pytest.mark.parametrize("name", OURS)

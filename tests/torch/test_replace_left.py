@@ -48,15 +48,38 @@ def with_attribute(module, name, value):
     return module
 
 
-class NormAct(nn.LayerNorm):
-    """timm's norm with an activation: the norm contains other modules."""
+class WithModules(nn.LayerNorm):
+    """A norm that runs its submodules not only on the norm's result, one after another."""
 
-    def __init__(self):
+    def __init__(self, run):
         super().__init__(WIDTH)
-        self.drop, self.act = nn.Identity(), nn.SiLU()
+        self.drop, self.act, self.run = nn.Identity(), nn.SiLU(), run
 
     def forward(self, x):
-        return self.act(self.drop(super().forward(x)))
+        return self.run(self, x, super().forward)
+
+
+class Attention(nn.Module):
+    """A module that calls torch's norm, but is more than a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.proj(nn.functional.layer_norm(self.query(x), (WIDTH,)))
+
+
+class VideoNorm(nn.Module):
+    """The norm of the VAEs of Wan and Qwen-Image: it divides by 1e-12 at least."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.gamma = WIDTH**0.5, nn.Parameter(torch.ones(WIDTH, 1, 1))
+        self.bias = 0.0
+
+    def forward(self, x):
+        return nn.functional.normalize(x, dim=1) * self.scale * self.gamma + self.bias
 
 
 class Affine(nn.Module):
@@ -129,20 +152,73 @@ NO_RECIPE = {
     "no numbers": lambda m, x: m.weight * rms(x, m.eps) * float("nan"),
 }
 REASON = "results in float32 are no recipe's.*(off|of another kind)"
+SUBMODULES = "^it has submodules: drop, act$"
 NO_EPS = "^it has no eps: no number variance_epsilon, eps,"
 LEFT = {
     "eps alone": (type("Scaled", (Formula,), {"forward": lambda m, x: x * m.weight}), REASON),
     "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
     "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
-    "a first axis": (
-        norm(lambda m, x: (rms(x.movedim(1, -1), m.eps) * m.weight).movedim(-1, 1)),
-        r"forward fails on the CPU, with rows \(3, \d+, \d+\): RuntimeError",
+    "an x of other sizes": (
+        norm(lambda m, x: m.weight * rms(x.reshape(7, 11, 13, WIDTH), m.eps)),
+        r"forward fails on the CPU, with an x of shape \(3, \d+, 32\): RuntimeError.*; "
+        r"its forward fails on the CPU, with an x of shape \(3, 32, 2, \d+\): RuntimeError",
+    ),
+    "a simple norm of timm's": (
+        norm(lambda m, x: x * torch.rsqrt(x.var(-1, keepdim=True) + m.eps) * m.weight),
+        REASON,
+    ),
+    "a statistic of all rows of a wide x": (
+        lambda: norm(
+            lambda m, x: m.weight * x * torch.rsqrt(x.square().mean((-2, -1), True) + m.eps)
+        )(2048),
+        REASON,
+    ),
+    "a statistic of a whole image": (
+        norm(
+            lambda m, x: (
+                (x * torch.rsqrt(x.square().mean((1, 2, 3), keepdim=True) + m.eps))
+                * m.weight[:, None, None]
+            )
+        ),
+        REASON,
     ),
     "rounding everywhere": (
         lambda: norm(lambda m, x: m.weight * rms(x, m.eps))().to(BF16),
         "in bfloat16 are no recipe's",
     ),
-    "submodules": (NormAct, "^it has submodules: drop, act"),
+    "a submodule before the norm": (
+        lambda: WithModules(lambda m, x, norm: norm(m.act(x))),
+        SUBMODULES,
+    ),
+    "a submodule beside the norm": (
+        lambda: WithModules(lambda m, x, norm: m.drop(norm(x)) + m.act(x)),
+        SUBMODULES,
+    ),
+    "something after the submodules": (
+        lambda: WithModules(lambda m, x, norm: m.act(norm(x)) + 1),
+        SUBMODULES,
+    ),
+    "something between the submodules": (
+        lambda: WithModules(lambda m, x, norm: m.act(m.drop(norm(x)) + 1)),
+        SUBMODULES,
+    ),
+    "a submodule in training only": (
+        lambda: WithModules(
+            lambda m, x, norm: m.act(m.drop(norm(x))) if m.training else m.act(norm(x))
+        ),
+        SUBMODULES,
+    ),
+    "submodules without an eps": (Attention, "^it has submodules: query, proj$"),
+    "two axes of a row": (
+        lambda: type("OwnForward", (nn.LayerNorm,), {"forward": unchanged})(
+            (4, WIDTH), elementwise_affine=False
+        ),
+        r"^its normalized_shape is \(4, 32\), more than one axis$",
+    ),
+    "an eps that is a lower bound": (
+        VideoNorm,
+        "^it calls normalize, whose eps is a lower bound of the norm, not added to the mean square",
+    ),
     "buffers": (lambda: with_attribute(LlamaNorm(), "scale", nn.Buffer(x_of())), "has buffers"),
     "a width of 1": (lambda: LlamaNorm(1), "its width is 1"),
     "float8": (lambda: nn.LayerNorm(WIDTH, dtype=torch.float8_e4m3fn), "weight is .*float8"),
@@ -176,7 +252,7 @@ LEFT = {
     ),
     "a group norm with another forward": (
         lambda: type("Other", (nn.GroupNorm,), {"forward": lambda m, x: x * m.weight})(2, WIDTH),
-        "^of torch.nn.GroupNorm only the class's own forward is replaced, this ",
+        REASON,
     ),
     "a keyword of its subclasses": (TaggedLlamaNorm, "its class raises TypeError: .*'tag'"),
     "a norm of torch's with such a keyword": (
@@ -231,8 +307,7 @@ def test_nothing_else_is_reported():
 
 def test_the_recipe_of_a_class_is_not_used_for_an_object_with_other_settings():
     done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
-    assert [one.name for one in (*done.replaced, *done.left)] == ["0", "1"]
-    assert len(done.left) == 1
+    assert ["axis=(1,)" in one.runs for one in done.replaced] == [False, True]
 
 
 def test_exact_leaves_calls_that_are_a_unit_in_the_last_place_off():

@@ -2,17 +2,27 @@
 """The public functions that let cunorm run the norms of a PyTorch model, and that undo this."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
 
 from cunorm._core.validate import describe_type, flag
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._replace.fuse import fusion_of
+from cunorm.torch._replace.planned import NORM_FUNCTIONS
 from cunorm.torch._replace.probe import Plans, check_plain, find_plan
-from cunorm.torch._replace.swap import TORCH_NORMS, Swapped, swapped, torch_norm
-from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS, Unknown
+from cunorm.torch._replace.swap import (
+    TORCH_NORMS,
+    FusedBlock,
+    Swapped,
+    is_group_norm,
+    swapped,
+    torch_norm,
+)
+from cunorm.torch._replace.trial import EPS_NAMES, Unknown
 
 _CALLS = {  # what replaces torch.nn's norms, as text
     torch.nn.RMSNorm: "rms_norm(eps={eps})",
@@ -80,7 +90,9 @@ def _merged(names: list[str]) -> Iterator[str]:
         yield f"    {joined or '(the model itself)'}{count}"
 
 
-def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
+def replace_norms(
+    model: Module, *, exact: bool = False, fuse_activations: bool = False
+) -> Replacement:
     """Let cunorm run the norms of a model, in place, and report which norms.
 
     The model is a module of any kind on any device, or a norm itself; any other type is a
@@ -88,12 +100,20 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
     class becomes a subclass whose forward calls cunorm. `restore_norms` undoes this.
 
     The function replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with
-    an eps that computes an RMS or layer norm: those of Llama, Qwen, Mistral, Gemma, T5, OLMo,
-    Mamba-2 and most others in ``transformers``. Other norms, such as L2 norms, stay, as do calls of
-    functions such as ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on
-    the CPU, on random rows with random parameters, in each dtype and in mixes of half precision and
+    an eps that computes an RMS, layer or group norm: those of Llama, Qwen, Mistral, Gemma, T5,
+    OLMo, Mamba-2 and most others in ``transformers``, and most of ``timm`` and ``diffusers``, also
+    norms of axis 1. Other norms, such as L2 norms, stay, as do calls of functions such as
+    ``torch.nn.functional.normalize``. To find the formula, a probe runs a copy on the CPU, on
+    random rows and images with random parameters, in each dtype and in mixes of half precision and
     float32. It compares results and gradients with those of cunorm's formulas. Then it makes the
     replaced module's call of cunorm, with the float64 reference in place of the kernels.
+
+    Submodules that a norm runs on its result, such as dropout and an activation, run after cunorm's
+    norm. If those of a group norm compute one of its activations, that is part of the call. With
+    fuse_activations=True, a replaced group norm and an activation that follow each other in the
+    forward of a block become one call, too: the block's class becomes a subclass with a rewritten
+    forward. The norm is then not rounded before the activation, which changes results in half
+    precision: exact=True allows it only for relu.
 
     In half precision y has the bits of the module's own forward, except where a number before a
     rounding is within 2**-20 of a tie, relative to the largest number of its row. There y may
@@ -127,6 +147,7 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
     True
     """
     flag("replace_norms", "exact", exact)
+    flag("replace_norms", "fuse_activations", fuse_activations)
     replaced, left, plans = [], [], Plans()
     for name, module in _modules("replace_norms", model):
         kind = name_of(module)
@@ -137,6 +158,9 @@ def replace_norms(model: Module, *, exact: bool = False) -> Replacement:
             left.append(LeftNorm(name, kind, str(reason)))
         except Exception as error:  # from its own property, __copy__, __init_subclass__ and so on
             left.append(LeftNorm(name, kind, f"its class raises {type(error).__name__}: {error}"))
+    if fuse_activations:
+        fused = _fuse(model, exact, {one.name for one in replaced})
+        replaced = [one._replace(runs=one.runs + fused.get(one.name, "")) for one in replaced]
     return Replacement(tuple(replaced), tuple(left))
 
 
@@ -160,9 +184,10 @@ def restore_norms(model: Module) -> int:
                 "that to be undone first (remove_parametrizations, remove_hook_from_module)"
             )
         originals.append((module, kind))
+    count = sum(not isinstance(module, FusedBlock) for module, _ in originals)
     for module, kind in originals:
         module.__class__ = kind
-    return len(originals)
+    return count
 
 
 def _modules(function: str, model: object) -> list[tuple[str, Module]]:
@@ -175,6 +200,8 @@ def _modules(function: str, model: object) -> list[tuple[str, Module]]:
 def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
     """Replace a norm and return what it runs, None if it is no norm; raise Unknown to leave it."""
     kind = type(module)
+    if isinstance(module, FusedBlock):
+        return None
     if isinstance(module, Swapped):
         raise Unknown("it runs cunorm already: restore_norms undoes that")
     if isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
@@ -197,14 +224,31 @@ def _replace(module: Module, exact: bool, plans: Plans) -> str | None:
         return runs
     if kind.__module__.startswith("torch.nn.modules."):
         raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
-    if isinstance(module, torch.nn.GroupNorm):
-        what = "only the class's own forward is replaced, this one has another"
-        raise Unknown(f"of torch.nn.GroupNorm {what}")
     plan = find_plan(module, exact, plans)
-    dtypes = (parameter.dtype for parameter in module.parameters())
+    dtypes = (parameter.dtype for parameter in module.parameters(recurse=False))
     runs = plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
     module.__class__ = swapped(kind, plan)
     return runs
+
+
+def _fuse(model: Module, exact: bool, replaced: set[str]) -> dict[str, str]:
+    """Fuse activations into replaced group norms: return by their names what the report adds."""
+    names = {module: name for name, module in model.named_modules()}
+    added: dict[str, str] = {}
+
+    def is_replaced(module: Any) -> bool:
+        return names.get(module) in replaced and is_group_norm(module)
+
+    for block in names:
+        with suppress(Exception):  # from its own property, __init_subclass__ and so on
+            check_plain(block)
+            fusion = fusion_of(block, is_replaced, exact)
+            if fusion is not None:
+                block.__class__ = swapped(type(block), fusion)
+                for (norm, act), activation in fusion.activations.items():
+                    name = names[getattr(block, norm)]
+                    added[name] = f"; fused with {act} as activation={activation.name}"
+    return added
 
 
 def name_of(module: Module) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The search for the formula of a norm module: trials are compared with the bounds of recipes."""
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -10,8 +11,10 @@ from torch.nn.utils import parametrize
 
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.validate import describe_type
+from cunorm.torch._replace.after import activation_of
+from cunorm.torch._replace.layout import LAYOUTS, Layout
 from cunorm.torch._replace.recipe import Match, Pair, Plan, Recipe, formulas, listed, variants
-from cunorm.torch._replace.trial import Trial, Unknown
+from cunorm.torch._replace.trial import Sample, Trial, Unknown
 from cunorm.torch._tensors import has_plain_memory
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -20,7 +23,6 @@ _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-_AXES = (2, 3, 4, 5)  # the numbers of axes of x that are tried
 Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
 
 
@@ -69,7 +71,8 @@ def _key(module: Module) -> object:
         (name, None if tensor is None else (tensor.shape, tensor.dtype))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
     ]
-    return type(module), repr((values, tensors, [*module._modules]))  # repr, because 1 equals True
+    children = [(name, child and _key(child)) for name, child in module._modules.items()]
+    return type(module), repr((values, tensors)), (*children,)  # repr, because 1 equals True
 
 
 def _is_simple(value: object) -> bool:
@@ -84,49 +87,94 @@ def _find_plan(module: Module, exact: bool) -> Plan:
     trial = Trial(module)
     matches: list[Match] = []
     others: list[str] = []
-    axes = frozenset(_AXES)
+    axes: dict[int, bool] = {}
     for gated in trial.gated:
         which_calls = (" with a gate" if gated else " without a gate") * (len(trial.gated) > 1)
         try:
-            recipe, agreeing_axes = _in_float32(trial, gated)
-            found, rest = _match(trial, gated, recipe, agreeing_axes, 0.0 if exact else 1.0)
+            recipe, layouts = _in_float32(trial, gated)
+            found, rest = _match(trial, gated, recipe, layouts, 0.0 if exact else 1.0)
+            agreeing = {layout.axes: layout.first for layout in layouts}
+            axes = dict(axes.items() & agreeing.items()) if matches else agreeing
             matches += found
             others += [f"for {listed(rest)}{which_calls}"] if rest else []
-            axes &= agreeing_axes
         except Unknown:
             if gated == trial.gated[-1] and not matches:
                 raise
             others.append(which_calls.strip())
-    missing = [str(count) for count in _AXES if count not in axes]
-    others += [f"for an x of {' or '.join(missing)} axes"] if missing else []
-    under_autocast = not trial.calls_torch and _agree_under_autocast(trial, matches)
-    others += [] if under_autocast else ["under autocast"]
-    operands = trial.eps_name, trial.parameters, trial.arguments
-    return Plan(*operands, tuple(matches), axes, under_autocast, tuple(others))
-
-
-def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
-    """Return the recipe that agrees in float32, and the numbers of axes that the module takes."""
-    pair = (torch.float32, torch.float32)
-    samples, axes = [trial.sample(pair, gated)], {3}
-    for count in _AXES:
-        with suppress(Unknown):
-            samples.append(trial.sample(pair, gated, count, training=False))
-            axes.add(count)
-    distances = {
-        recipe: max(sample.distance(recipe) for sample in samples)
-        for recipe in formulas(len(trial.parameters), trial.groups, gated)
+    *missing, last = [str(count) for count in sorted(trial.counts - {*axes})] or [""]
+    counts = " or ".join([", ".join(missing), last] if missing else [last])
+    others += [f"for an x of {counts} axes"] if last else []
+    autocast = {
+        device: _wide_under_autocast(trial, matches, axes, device)
+        for device in ("cpu", "cuda")[: 1 if _reads_device(type(module)) else 2]
     }
-    best = min(distances, key=distances.__getitem__)
-    if distances[best] > 0:
-        raise _far(pair, best, distances[best])
-    if not samples[0].has_gradients(best):
+    known = {device: wide for device, wide in autocast.items() if wide is not None}
+    where = " on a GPU" if "cpu" in known else " on a CPU" if known else ""
+    others += [] if len(known) == 2 else [f"under autocast{where}"]
+    operands = trial.eps_name, trial.parameters, trial.arguments
+    after = trial.after or ()
+    is_group = matches[0].recipe.positions
+    activation = activation_of(module, after, exact) if is_group else None
+    return Plan(*operands, (*matches,), axes, known, after, activation, (*others,))
+
+
+def _reads_device(kind: type[Module]) -> bool:
+    """Return whether a forward may treat a GPU otherwise, as Apex's norms do under autocast."""
+    forwards = [vars(base).get("forward") for base in kind.__mro__]
+    codes = [getattr(forward, "__code__", None) for forward in forwards]
+    return any(code and {"is_cuda", "device"} & {*code.co_names} for code in codes)
+
+
+def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, list[Layout]]:
+    """Return the recipe that agrees in float32, and a layout of x for each number of axes."""
+    pair = (torch.float32, torch.float32)
+    samples: dict[int, dict[Layout, list[Sample]]] = {}
+    failures: dict[Layout, Unknown] = {}
+    for layout in LAYOUTS:
+        try:
+            found = [trial.sample(pair, gated, one, training=False) for one in layout.in_memory()]
+            samples.setdefault(layout.axes, {})[layout] = found
+            trial.counts.add(layout.axes)
+        except Unknown as error:
+            failures[layout] = error
+    if not samples:
+        usual = str(failures[Layout(3, False)]), str(failures[Layout(4, True)])
+        raise Unknown("; ".join(dict.fromkeys(usual)))
+    recipes = [*formulas(len(trial.parameters), trial.groups, gated)]
+    layouts: dict[Recipe, list[Layout]] = {recipe: [] for recipe in recipes}
+    for count, each in samples.items():
+        if count == 2:  # a group norm without positions: its gradients are tiny if groups are
+            recipes = [recipe for recipe in recipes if not recipe.positions] or recipes[:1]
+            if recipes[0].positions:
+                break
+        nearest = {recipe: _nearest(recipe, each) for recipe in recipes}
+        best = min(recipes, key=lambda recipe: nearest[recipe][0])
+        if nearest[best][0] > 0:
+            raise _far(pair, best, nearest[best][0])
+        recipes = [recipe for recipe in recipes if nearest[recipe][0] == 0]
+        for recipe in recipes:
+            layouts[recipe].append(nearest[recipe][1])
+    best = recipes[0]
+    sample = trial.sample(pair, gated, layouts[best][0])
+    if distance := sample.distance(best):
+        raise _far(pair, best, distance)
+    if not sample.has_gradients(best):
         raise Unknown(f"it gives the results of {best.describe()}, but not its gradients")
-    return best, frozenset(axes)
+    return best, layouts[best]
+
+
+def _nearest(recipe: Recipe, samples: dict[Layout, list[Sample]]) -> tuple[float, Layout]:
+    """Return the layout whose samples are nearest to a recipe, after their distance."""
+    found = [
+        (max(sample.distance(recipe) for sample in each), layout)
+        for layout, each in samples.items()
+        if layout.first or not recipe.positions
+    ]
+    return min(found, default=(math.inf, LAYOUTS[0]))
 
 
 def _match(
-    trial: Trial, gated: bool, recipe: Recipe, axes: frozenset[int], allowed: float
+    trial: Trial, gated: bool, recipe: Recipe, layouts: list[Layout], allowed: float
 ) -> tuple[list[Match], list[Pair]]:
     """Return the variant that is near enough for each pair of dtypes, and the pairs without one.
 
@@ -136,8 +184,10 @@ def _match(
     distances = {}
     for pair in (*_SAME, *(_MIXED if trial.parameters else ())):
         with suppress(Unknown):  # LayerNorm fails on a float32 x with a weight of half precision
-            sample = trial.sample(pair, gated)
-            distances[pair] = {recipe: sample.distance(recipe) for recipe in candidates}
+            samples = [trial.sample(pair, gated, one) for one in layouts[0].in_memory()]
+            distances[pair] = {
+                recipe: max(sample.distance(recipe) for sample in samples) for recipe in candidates
+            }
     main = (trial.dtype, trial.dtype)
     if main not in distances:
         raise Unknown(f"its forward does not run in {listed([main])}")
@@ -150,7 +200,7 @@ def _match(
         try:
             if each[best] > allowed:
                 raise _far(pair, best, each[best])
-            _check_call(trial, match, axes if pair == main else {3})
+            _check_call(trial, match, layouts if pair == main else layouts[:1])
             matches.append(match)
         except Unknown:
             if pair == main:
@@ -159,19 +209,28 @@ def _match(
     return matches, rest
 
 
-def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
-    both = ([trial.sample(*m[:2], autocast=on).y for on in (False, True)] for m in matches)
+def _wide_under_autocast(
+    trial: Trial, matches: list[Match], axes: dict[int, bool], device: str
+) -> bool | None:
+    """Return whether autocast makes y float32, and None if it changes y otherwise."""
+    layout = Layout(*next(iter(axes.items()), (3, False)))
+    same = wide = True
     try:
-        return all(usual.dtype == other.dtype and usual.equal(other) for usual, other in both)
+        for match in matches:
+            usual = trial.sample(*match[:2], layout)
+            other = trial.sample(*match[:2], layout, autocast=device)
+            same &= usual.y.dtype == other.y.dtype and usual.y.equal(other.y)
+            wide &= other.distance(match.recipe.wide()) == 0
     except Unknown:
-        return False
+        return None
+    return False if same else True if wide else None
 
 
-def _check_call(trial: Trial, match: Match, axes: Iterable[int]) -> None:
+def _check_call(trial: Trial, match: Match, layouts: Iterable[Layout]) -> None:
     """Raise Unknown if cunorm's call of a recipe fails or has other results."""
     try:
-        for count in axes:
-            sample = trial.sample(match.pair, match.gated, count, recipe=match.recipe)
+        for layout in layouts:
+            sample = trial.sample(match.pair, match.gated, layout, recipe=match.recipe)
             if sample.distance(match.recipe) or not sample.has_gradients(match.recipe):
                 raise Unknown("other results")
     except Unknown as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Recipes, which are the formulas of norm modules; and plans, which have a module's recipes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cunorm.torch._functions import layer_norm, normalize, rms_norm
+from cunorm.torch._functions import group_norm, layer_norm, normalize, rms_norm
+from cunorm.torch._replace.after import Activation
 
 Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if there are none
 Bounds = tuple[Tensor, Tensor]
@@ -25,10 +26,11 @@ _GATES = ("silu", "sigmoid", "gelu", "relu")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row norm; the fields from groups to gate_position are options of `rms_norm`."""
+    """A row norm, or a group norm; the fields from groups to gate_position are their options."""
 
-    center: bool = False  # True is a layer norm
+    center: bool = False  # True is a layer norm or a group norm
     has_bias: bool = False
+    positions: bool = False  # statistics are over all positions of a sample: a group norm
     groups: int = 1
     weight_offset: float = 0.0
     round_before_weight: bool = False
@@ -37,15 +39,16 @@ class Recipe:
     dtype: str | None = None  # y's: "x's", "float32" (float64 if x is), None (default)
     rounds_factor: bool = False  # weight + weight_offset is rounded to weight's dtype
 
-    def describe(self, eps: float | None = None) -> str:
+    def describe(self, eps: float | None = None, **more: object) -> str:
         """Return the call as text, with the options that differ from their defaults."""
-        options = ({} if eps is None else {"eps": eps}) | self._options()
+        options = ({} if eps is None else {"eps": eps}) | self._options() | more
         if self.gate_activation:
             options.pop("gate_position", None)
             options["gate"] = f"{options.pop('gate_activation')} {self.gate_position}"
         if self.dtype:
             options["dtype"] = self.dtype
-        listed = ", ".join(f"{name}={value}" for name, value in options.items())
+        groups = [str(options.pop("groups", 1))] if self.positions else []
+        listed = ", ".join(groups + [f"{name}={value}" for name, value in options.items()])
         rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
         return f"{self._function().__name__}({listed}){rounded}"
 
@@ -54,6 +57,11 @@ class Recipe:
         function, options = self._function(), self._options()
         if self.dtype:
             options["dtype"] = self.y_dtype(*pair)
+        if self.positions:
+            groups = options.pop("groups", 1)
+            return lambda x, *parameters, gate=None, **named: function(
+                x, groups, *parameters, **options, **named
+            )
         if not self.rounds_factor:
             return partial(function, **options)
         offset = options.pop("weight_offset")
@@ -61,12 +69,22 @@ class Recipe:
             x, weight + offset, *bias, **options, **named
         )
 
+    def call_on(self, first: bool, *pair: torch.dtype) -> Callable[..., Tensor]:
+        """Return `call`, for an x whose rows are axis 1 if `first`; group norms have only such."""
+        call = self.call(*pair)
+        return partial(call, axis=(1,)) if first and not self.positions else call
+
+    def wide(self) -> "Recipe":
+        """Return the recipe whose y is float32, which rounds nothing to x's dtype."""
+        return replace(self, round_before_weight=False, dtype="float32")
+
     def _function(self) -> Callable[..., Tensor]:
         uncentered = normalize if self.has_bias else rms_norm  # bias is positional
-        return layer_norm if self.center else uncentered
+        centered = group_norm if self.positions else layer_norm
+        return centered if self.center else uncentered
 
     def _options(self) -> dict[str, Any]:
-        values = ((field, getattr(self, field.name)) for field in fields(self)[2:-2])
+        values = ((field, getattr(self, field.name)) for field in fields(self)[3:-2])
         return {field.name: value for field, value in values if value != field.default}
 
     def y_dtype(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
@@ -81,11 +99,12 @@ class Recipe:
         g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
         pre = self.gate_position == "pre"
         rows = x.double() if g is None or not pre else x.double() * g
-        rows = rows.unflatten(-1, (self.groups, -1))
+        rows = rows.unflatten(-1, (self.groups, -1))  # samples, positions, groups, elements
+        axes = (1, 3) if self.positions else (3,)
         if self.center:
-            rows = rows - rows.mean(-1, keepdim=True)
-        rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
-        slack = _SLACK * rows.abs().amax(-1, keepdim=True)
+            rows = rows - rows.mean(axes, keepdim=True)
+        rows = rows * torch.rsqrt(rows.square().mean(axes, keepdim=True) + eps)
+        slack = _SLACK * rows.abs().amax(axes, keepdim=True)
         low, high = (rows - slack).flatten(-2), (rows + slack).flatten(-2)
         if self.round_before_weight:
             low, high = _rounded(low, x.dtype), _rounded(high, x.dtype)
@@ -122,19 +141,24 @@ _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
 )
 
 
-def formulas(parameter_count: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
-    """Yield the recipes that differ in float32, without variants that differ only in rounding."""
+def formulas(parameter_count: int, groups: Sequence[int], gated: bool) -> Iterator[Recipe]:
+    """Yield the recipes that differ in float32, without variants that differ only in rounding.
+
+    The last of the numbers of groups, the width, is tried only for group norms.
+    """
     gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
     offsets = (0.0, 1.0) if parameter_count else (0.0,)
-    for (activation, position), center, offset, g in product(gates, (False, True), offsets, groups):
-        yield Recipe(center, parameter_count > 1, g, offset, False, activation, position)
+    has_bias, centers = parameter_count > 1, (False, True)
+    for (gate, position), center, offset, g in product(gates, centers, offsets, groups[:-1]):
+        yield Recipe(center, has_bias, False, g, offset, False, gate, position)
+    yield from (Recipe(True, has_bias, True, g) for g in groups if not gated)
 
 
 def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
     """Yield the recipes that equal this one in float32, but round elsewhere in half precision."""
     factors = (False, True) if recipe.weight_offset else (False,)
     for rounds, (before, dtype) in product(factors, _ROUNDINGS):
-        if has_weight or not before:
+        if not before or (has_weight and not recipe.positions):
             yield replace(recipe, round_before_weight=before, dtype=dtype, rounds_factor=rounds)
 
 
@@ -155,9 +179,21 @@ class Plan:
     parameters: tuple[str, ...]  # the names of weight and bias, if the module has them
     arguments: tuple[str, ...]  # forward's names for x and, if it takes one, for the gate
     matches: tuple[Match, ...]
-    axes: frozenset[int]  # the numbers of axes that x may have
-    under_autocast: bool  # whether recipes run under autocast, where torch's norms change y's dtype
+    axes: dict[int, bool]  # by the numbers of axes that x may have: whether a row is axis 1
+    autocast: dict[str, bool]  # by kind of device: whether autocast makes y float32
+    after: tuple[str, ...] = ()  # the submodules that run on the norm's result
+    activation: Activation | None = None  # of a group norm: what these submodules compute
     others: tuple[str, ...] = ()  # the tried calls that run the module's own forward, as text
+
+    def calls(self) -> dict[object, Callable[..., Tensor]]:
+        """Return the calls by device of autocast (or None), dtypes, has a gate, a row is axis 1."""
+        found: dict[object, Callable[..., Tensor]] = {}
+        for device, wide in ((None, False), *self.autocast.items()):
+            for (pair, gated, recipe, _), first in product(self.matches, {*self.axes.values()}):
+                found[device, pair, gated, first] = (recipe.wide() if wide else recipe).call_on(
+                    first, *pair
+                )
+        return found
 
     def describe(self, eps: float, dtype: torch.dtype) -> str:
         """Return, as text, a dtype's recipe, the other recipes with their dtypes, and `others`."""
@@ -168,12 +204,23 @@ class Plan:
             pairs = {match.pair: match.exact for match in self.matches if match.recipe == recipe}
             off = listed(pair for pair, exact in pairs.items() if not exact)
             lines.append(
-                recipe.describe(eps)
+                recipe.describe(eps, **self._more(recipe))
                 + ("" if recipe in usual else f" for {listed(pairs)}")
                 + (f" within a unit in the last place in {off}" if off else "")
             )
+        if self.after and self.activation is None:
+            lines[-1] += f", then {', '.join(self.after)}"
+        firsts = [str(count) for count, first in sorted(self.axes.items()) if first]
+        if firsts and not (self._more(usual[0]) or usual[0].positions):
+            lines.append(f"axis=(1,) for an x of {' or '.join(firsts)} axes")
         others = [f"its own forward {', '.join(self.others)}"] if self.others else []
         return "; ".join(lines + others)
+
+    def _more(self, recipe: Recipe) -> dict[str, object]:
+        if recipe.positions:
+            return {"activation": self.activation.name} if self.activation else {}
+        has_last = any(not first and count > 2 for count, first in self.axes.items())
+        return {"axis": (1,)} if any(self.axes.values()) and not has_last else {}
 
 
 def listed(pairs: Iterable[Pair]) -> str:

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._replace.after import has_hooks
+from cunorm.torch._replace.fuse import Fusion, rewritten
 from cunorm.torch._replace.recipe import Plan
 from cunorm.torch._tensors import refusal
 
@@ -29,35 +31,63 @@ class Swapped(Module):
     """A base class of a replaced norm's class; the other base is the module's original class."""
 
     _cunorm_kind: type[Module]  # the module's original class
-    _cunorm_plan: Plan  # None for a norm of torch.nn
-    _cunorm_calls: dict[tuple[object, bool], Callable[..., Tensor]]  # keys: dtypes, has a gate
+    _cunorm_plan: Any  # a Plan; None for a norm of torch.nn; a Fusion for a block
+    _cunorm_calls: dict[object, Callable[..., Tensor]]  # by the keys of `Plan.calls`
     _cunorm_warned: set[str]
 
     def forward(self, *args: Any, **named: Any) -> object:
         """Run the recipe for these dtypes, or the module's own forward if there is no recipe."""
         plan = self._cunorm_plan
         x, gate = _operands(plan.arguments, args, named)
-        parameters = [getattr(self, name) for name in plan.parameters]
-        weight = parameters[0] if parameters else x
-        pair = (getattr(x, "dtype", None), getattr(weight, "dtype", None))
-        call = self._cunorm_calls.get((pair, gate is not None))
+        parameters = [_row(getattr(self, name)) for name in plan.parameters]
+        call = self._cunorm_call(x, gate, parameters)
         if (
             call is None
-            or x.dim() not in plan.axes
-            or (gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape))
-            or (
-                not plan.under_autocast
-                and torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
-            )
             # Dynamo cannot trace the `except` below.
             or (_is_compiling() and refusal(x, gate, *self._parameters.values()) is not None)
         ):
             return self._cunorm_kind.forward(self, *args, **named)
-        eps = getattr(self, plan.eps)
+        after = [getattr(self, name) for name in plan.after]
+        options: dict[str, Any] = {"eps": getattr(self, plan.eps), "gate": gate}
+        if plan.activation is not None and plan.activation.is_of(*after):
+            options["activation"], after = plan.activation.name, []
         try:
-            return call(x, *parameters, eps=eps, gate=gate)
+            y = call(x, *parameters, **options)
         except Exception as error:
             return self._cunorm_own(error, args, named)
+        for module in after:
+            y = module(y)
+        return y
+
+    def _cunorm_call(
+        self, x: Any, gate: Any, parameters: list[Tensor]
+    ) -> Callable[..., Tensor] | None:
+        """Return the call of the recipe for these operands, or None if there is no recipe."""
+        if not isinstance(x, Tensor):
+            return None
+        device = "cuda" if x.is_cuda else "cpu"
+        autocast = device if torch.is_autocast_enabled(device) else None
+        pair = (x.dtype, parameters[0].dtype if parameters else x.dtype)
+        if gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape):
+            return None
+        first = self._cunorm_plan.axes.get(x.dim())
+        return self._cunorm_calls.get((autocast, pair, gate is not None, first))
+
+    def _cunorm_activated(self, x: Any, activation: Any) -> Tensor | None:
+        """Return a group norm's activation in one call, or None if cunorm cannot run it so."""
+        if refusal(x, *self._parameters.values()) is not None:
+            return None
+        plan = self._cunorm_plan
+        try:
+            if plan is None:
+                module: Any = self
+                return GroupNorm._activated(module, x, activation)
+            parameters = [_row(getattr(self, name)) for name in plan.parameters]
+            call = self._cunorm_call(x, None, parameters)
+            eps = getattr(self, plan.eps)
+            return call and call(x, *parameters, eps=eps, activation=activation)
+        except (TypeError, ValueError):  # the norm's forward runs, and warns or raises it again
+            return None
 
     def _cunorm_own(self, error: Exception, args: tuple[Any, ...], named: dict[str, Any]) -> object:
         """Run the module's own forward if cunorm cannot run; warn once of each reason.
@@ -88,7 +118,36 @@ class Swapped(Module):
         return (_new, (kind, plan), *reduced[2:])
 
 
-def _new(kind: type[Module], plan: Plan | None) -> Module:
+class FusedBlock(Swapped):
+    """A base class of the class of a block whose forward calls `_cunorm_fused`."""
+
+    def _cunorm_fused(self, norm: str, act: str, *given: Any) -> Any:
+        """Run the submodules `norm` and then `act`, as one call of cunorm if that is the same."""
+        modules: list[Any] = [getattr(self, norm), getattr(self, act)]
+        activation = self._cunorm_plan.activations[norm, act]
+        if (
+            len(given) == 1
+            and is_group_norm(modules[0])
+            and activation.is_of(modules[1])
+            and not has_hooks(modules[0])
+        ):
+            y = modules[0]._cunorm_activated(*given, activation.name)
+            if y is not None:
+                return y
+        return modules[1](modules[0](*given))
+
+
+def is_group_norm(module: object) -> bool:
+    """Return whether a module runs `group_norm` without an activation."""
+    if not isinstance(module, Swapped):
+        return False
+    plan = module._cunorm_plan
+    if plan is None:
+        return isinstance(module, torch.nn.GroupNorm)
+    return isinstance(plan, Plan) and plan.matches[0].recipe.positions and not plan.after
+
+
+def _new(kind: type[Module], plan: Plan | Fusion | None) -> Module:
     subclass: Any = swapped(kind, plan)
     return subclass.__new__(subclass)
 
@@ -99,7 +158,7 @@ def torch_norm(kind: type[Module]) -> type[Module] | None:
     return next((base for base in bases if kind.forward is base.forward), None)
 
 
-def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
+def swapped(kind: type[Module], plan: Plan | Fusion | None) -> type[Module]:
     """Return the subclass of kind that runs cunorm; plan is None if the forward is torch's.
 
     Python lists kind's living subclasses; a cache of them would keep kind alive.
@@ -110,9 +169,13 @@ def swapped(kind: type[Module], plan: Plan | None) -> type[Module]:
             return subclass
     members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
+    if isinstance(plan, Fusion):
+        forward = rewritten(kind, lambda *pair: pair in plan.activations)
+        members |= {"forward": forward, "__qualname__": kind.__qualname__}
+        # Some libraries save the class's name; cunorm's would be unknown when they load a model.
+        return type(kind.__name__, (FusedBlock, kind), members) if forward else kind
     if plan is not None:
-        calls = {(pair, gated): recipe.call(*pair) for pair, gated, recipe, _ in plan.matches}
-        members["_cunorm_calls"] = calls
+        members["_cunorm_calls"] = plan.calls()
     else:
         base = torch_norm(kind)
         if base is None:  # the class got its own forward after pickling
@@ -150,6 +213,11 @@ def _warn(kind: type[Swapped], text: str) -> None:
     if text not in warned and len(warned) < _MAX_WARNINGS:
         warned.add(text)
         warnings.warn(f"{kind._cunorm_kind.__name__}: {text}", stacklevel=4)
+
+
+def _row(parameter: Tensor) -> Tensor:
+    """Return a parameter as a row: the others of its axes have one element."""
+    return parameter if parameter.dim() == 1 else parameter.flatten()
 
 
 def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:

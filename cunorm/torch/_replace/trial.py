@@ -7,33 +7,29 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.overrides import TorchFunctionMode
 
-from cunorm._arrays._torch_private import OperatorMode
-from cunorm._core.plan import OpDef, spec_from_json
-from cunorm.torch._formulas import row_formula
-from cunorm.torch._pair import ROW
+from cunorm.torch._replace.layout import Layout
+from cunorm.torch._replace.planned import AutocastOfCuda, Planned
 from cunorm.torch._replace.recipe import Pair, Recipe
 
 Mode = AbstractContextManager[object]
 # These are x, weight, bias, eps and gate.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None]
+_Note = tuple[str, Tensor, Tensor]  # a submodule's name, its input and its result
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
-NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
 # This is relative to the largest gradient of a row. It is far above the errors of float32, and far
 # below the differences between formulas.
 _GRADIENT_ERROR = 1e-3
-_ELEMENTS = 1024  # elements in each third of a sample; a third has at least one row
+_ELEMENTS = 1024  # elements in each third of a sample; a third has at least eight rows
 
 
 class Unknown(Exception):
@@ -87,143 +83,164 @@ class Trial:
     """A copy of a module that runs on the CPU, with random parameters and without hooks."""
 
     def __init__(self, module: Module) -> None:
-        self.parameters, self.width, self.dtype = _parameters(module)
+        self._children = [name for name, _ in module.named_children()]
+        self._shapes, self.width, self.dtype = _parameters(module)
+        self.parameters = (*self._shapes,)
         for name in self.parameters:  # cunorm reads the attribute, the trials set the parameter
             if getattr(module, name, None) is not module._parameters[name]:
                 raise Unknown(f"its attribute {name} is not the parameter {name}")
         values = {name: getattr(module, name, None) for name in EPS_NAMES}
         numbers = {n: v for n, v in values.items() if type(v) is int or isinstance(v, float)}
         if not numbers:
-            raise Unknown(f"it has no eps: no number {', '.join(EPS_NAMES)}")
+            raise Unknown(self._more_than_a_norm() or _without_eps(type(module)))
         self.eps_name, self.eps = next((name, float(v)) for name, v in numbers.items())
         self.arguments, self.gated = _arguments(type(module).forward)
         width, sizes = self.width, [v for v in vars(module).values() if type(v) is int and v > 0]
         divisors = [size for size in sizes if width % size == 0]  # counts or sizes of groups
-        self.groups = sorted({1, *divisors, *(width // one for one in divisors)} - {width})
-        self.calls_torch = False  # whether the module has called a norm of torch's
+        self.groups = sorted({1, width, *divisors, *(width // one for one in divisors)})
+        self.counts: set[int] = set()  # the numbers of axes of x with which forward has run
+        self.after: tuple[str, ...] | None = None  # the submodules that run on the norm's result
+        self._notes: list[_Note] = []
         self._module = copy.copy(module)
-        # The copy shares all containers except `_parameters` with the module.
+        # The copy shares all containers except these two with the module.
         self._module.__dict__["_parameters"] = dict(module._parameters)
+        self._module.__dict__["_modules"] = {
+            name: child and _Noted(name, self._notes) for name, child in module._modules.items()
+        }
 
     def sample(
         self,
         pair: Pair,
         gated: bool,
-        axes: int = 3,
+        layout: Layout,
         *,
         recipe: Recipe | None = None,
         training: bool = True,
-        autocast: bool = False,
+        autocast: str | None = None,
     ) -> Sample:
-        """Run forward, or a recipe's call, on an x of 2 to 5 axes; raise Unknown if it fails."""
-        x, weight, bias, eps, gate = operands = self._operands(pair, gated)
-        shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
-        rows = [one.reshape(shape).clone() for one in (x, gate) if one is not None]
-        parameters: Any = [one for one in (weight, bias) if one is not None]  # tensors
-        module = self._module
-        module._parameters.update(zip(self.parameters, parameters, strict=True))
-        module.__dict__["training"] = training
+        """Run forward, or a recipe's call; raise Unknown if it fails.
+
+        `autocast` is the kind of device whose autocast is on.
+        """
+        x, *parameters, eps, gate = operands = self._operands(pair, gated, layout)
+        rows = [layout.place(one).clone() for one in (x, gate) if one is not None]
+        given = [one for one in parameters if one is not None]
         mode: Mode = nullcontext() if recipe is None else Planned()  # type: ignore[no-untyped-call]
+        as_cuda: Mode = AutocastOfCuda() if autocast == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
         try:
             with (
-                torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+                torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None),
                 torch.random.fork_rng(devices=[]),
                 warnings.catch_warnings(),
-                _Watch() as watch,
+                as_cuda,
                 mode,
             ):
                 warnings.simplefilter("ignore")
                 if recipe is None:
-                    y = type(module).forward(module, *rows)
+                    y = self._run(rows, given, training)
                 else:
                     x, gate, *_ = (*rows, None)
-                    y = recipe.call(*pair)(x, *parameters, eps=eps, gate=gate)
+                    y = recipe.call_on(layout.first, *pair)(x, *given, eps=eps, gate=gate)
+        except Unknown:
+            raise
         except Exception as error:
-            line = str(error).strip().split("\n")[0]
-            what = f"on the CPU, with rows {tuple(shape)}: {type(error).__name__}: {line}"
-            raise Unknown(f"its forward fails {what}") from None
-        self.calls_torch |= watch.seen
-        if not isinstance(y, Tensor) or y.shape != shape:
+            more = self._more_than_a_norm() if recipe is None else ""
+            raise Unknown(more or _failure(error, rows[0])) from None
+        if not isinstance(y, Tensor) or y.shape != rows[0].shape:
             raise Unknown("its forward returns no tensor of x's shape")
-        return Sample(pair, operands, y.reshape(operands[0].shape), mode)
+        return Sample(pair, operands, layout.rows(y, operands[0]), mode)
 
-    def _operands(self, pair: Pair, gated: bool) -> Operands:
+    def _run(self, rows: list[Tensor], parameters: list[Tensor], training: bool) -> Any:
+        """Run forward, and note in `after` the submodules that run on the norm's result."""
+        module: Any = self._module
+        for name, one, shape in zip(
+            self.parameters, parameters, self._shapes.values(), strict=True
+        ):
+            module._parameters[name] = one.reshape(shape)
+        module.__dict__["training"] = training
+        self._notes.clear()
+        y = type(module).forward(module, *rows)
+        names = tuple(name for name, _, _ in self._notes)
+        given = [x for _, x, _ in self._notes[1:]] + [y]
+        is_chain = all(note[2] is x for note, x in zip(self._notes, given, strict=False))
+        if not is_chain or self.after not in (None, names):
+            raise Unknown(self._more_than_a_norm())
+        self.after = names
+        return y
+
+    def _more_than_a_norm(self) -> str:
+        names = self._children
+        listed = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+        return f"it has submodules: {listed}" if names else ""
+
+    def _operands(self, pair: Pair, gated: bool, layout: Layout) -> Operands:
         """Draw operands; in a third of the rows, squares are near eps."""
         generator = torch.Generator("cpu").manual_seed(0)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
-        rows = max(1, _ELEMENTS // self.width)
-        shape = (3, rows + (rows == self.width), self.width)  # the middle size is not the width
+        count = 8 * max(1, _ELEMENTS // (8 * self.width))
+        shape = (3, count + 8 * (count == self.width), self.width)  # the middle is not the width
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
-        x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0]).requires_grad_()
+        rows = [(draw(shape) + 0.5) * scales[:, None, None]]
         parameters = [draw(self.width).to(pair[1]).requires_grad_() for _ in self.parameters]
-        gate = draw(shape).to(pair[0]).requires_grad_() if gated else None
+        rows += [draw(shape)] if gated else []
+        if layout.axes == 2:  # each row is a sample
+            rows = [one.flatten(0, 1)[:, None] for one in rows]
+        x, gate, *_ = (*(one.to(pair[0]).requires_grad_() for one in rows), None)
         weight, bias, *_ = (*parameters, None, None)
         return x, weight, bias, self.eps, gate
 
 
-_ROW_OPERATORS: dict[object, OpDef[Any]] = {
-    torch.ops.cunorm.row_norm_forward.default: ROW.forward,
-    torch.ops.cunorm.row_norm_backward.default: ROW.backward,
-}
+class _Noted(Module):
+    """A submodule's stand-in, which returns its input, and notes that it was called."""
+
+    def __init__(self, name: str, notes: list[_Note]) -> None:
+        super().__init__()
+        self.name, self.notes = name, notes
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.view_as(x)
+        self.notes.append((self.name, x, y))
+        return y
 
 
-class Planned(OperatorMode):
-    """A mode in which the float64 oracle computes row norms in place of the kernels.
-
-    The rest of a call is as usual. Kernels would take seconds to compile for each dtype.
-    """
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> object:
-        op = _ROW_OPERATORS.get(func)
-        if op is None:
-            return func(*args, **(kwargs or {}))
-        *arrays, text = args
-        spec: Any = spec_from_json(op.spec_type, text)
-        # With meta tensors, the operator checks the call and returns outputs without memory.
-        metas = func(*(None if array is None else array.to("meta") for array in arrays), text)
-        outputs = [torch.empty_like(meta, dtype=torch.float64, device="cpu") for meta in metas]
-        given = [None if array is None else array.detach().double().numpy() for array in arrays]
-        is_absent = [meta.dtype == torch.bool for meta in metas]
-        found = [None if no else y.numpy() for y, no in zip(outputs, is_absent, strict=True)]
-        op.reference(spec if op is ROW.forward else replace(spec, x_dtype=None), (*given, *found))
-        if op is ROW.forward:  # unlike the oracle, the formula rounds to x's dtype before weight
-            operands = dict(zip(op.inputs, arrays, strict=True))
-            x, _ = operands.pop("x"), operands.pop("residual")
-            outputs[0] = row_formula(spec, x.dtype, x.double(), **operands)
-        return tuple(y.to(meta.dtype) for y, meta in zip(outputs, metas, strict=True))
+def _failure(error: Exception, x: Tensor) -> str:
+    line = str(error).strip().split("\n")[0]
+    what = f"with an x of shape {tuple(x.shape)}: {type(error).__name__}: {line}"
+    return f"its forward fails on the CPU, {what}"
 
 
-class _Watch(TorchFunctionMode):
-    """A mode that notes whether a norm of torch's is called."""
-
-    seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= getattr(func, "__name__", "") in NORM_FUNCTIONS
-        return func(*args, **(kwargs or {}))
+def _without_eps(kind: type[Module]) -> str:
+    if "normalize" in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
+        bound = "a lower bound of the norm, not added to the mean square"
+        return f"it calls normalize, whose eps is {bound}"
+    return f"it has no eps: no number {', '.join(EPS_NAMES)}"
 
 
-def _parameters(module: Module) -> tuple[tuple[str, ...], int, torch.dtype]:
-    """Return the names of weight and bias, and the width and dtype of both."""
-    if children := [name for name, _ in module.named_children()]:
-        raise Unknown(
-            f"it has submodules: {', '.join(children[:4])}{', ...' * (len(children) > 4)}"
-        )
+def _width(module: Module) -> int:
+    """Return the width of a norm without parameters."""
+    shape = getattr(module, "normalized_shape", None)
+    if isinstance(shape, tuple) and len(shape) > 1:
+        raise Unknown(f"its normalized_shape is {tuple(shape)}, more than one axis")
+    channels = getattr(module, "num_channels", None)
+    return shape[0] if isinstance(shape, tuple) and shape else channels or _WIDTH_WITHOUT_WEIGHT
+
+
+def _parameters(module: Module) -> tuple[dict[str, torch.Size], int, torch.dtype]:
+    """Return weight and bias's shapes by their names, and the width and dtype of both."""
     if any(buffer is not None for buffer in module._buffers.values()):
         raise Unknown("it has buffers")
     given = {name: p for name, p in module._parameters.items() if p is not None}
     if not given:
-        return (), _WIDTH_WITHOUT_WEIGHT, torch.float32
-    (shape, dtype), *others = {(tuple(p.shape), p.dtype) for p in given.values()}
-    if len(given) > 2 or others or len(shape) != 1:
+        return {}, _width(module), torch.float32
+    (shape, dtype), *others = {(p.shape, p.dtype) for p in given.values()}
+    width = math.prod(shape)
+    if len(given) > 2 or others or width not in shape:  # other axes have one element
         listed = ", ".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in given.items())
         raise Unknown(f"its parameters are not weight and bias of a row: {listed}")
-    if shape[0] < 2:
-        raise Unknown(f"its width is {shape[0]}, at which no formula can be told from another")
-    return tuple(given), shape[0], dtype
+    if width < 2:
+        raise Unknown(f"its width is {width}, at which no formula can be told from another")
+    return {name: p.shape for name, p in given.items()}, width, dtype
 
 
 def _arguments(forward: Callable[..., object]) -> tuple[tuple[str, ...], list[bool]]:
