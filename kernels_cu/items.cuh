@@ -6,19 +6,19 @@
 // items.cuh), or by headers that these include. All others are shared, or private to a machine.
 //
 //   items.cuh       Item Items items_per_pack PerRow broadcast load_per_row store_per_row
-//   memory.cuh      LoadedPack load_pack OutputPack for_each_part for_each_item read write
-//                   rounded_to clear_outside
+//   memory.cuh      RowPointer LoadedPack load_pack OutputPack for_each_part for_each_item read
+//                   write rounded_to clear_outside
 //   reduce.cuh      ItemReduction ItemSums RowReduction RowSum Team warp_all_reduce
 //   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait launch_dependents
 //                   wait_for_prerequisites
 //   row.cuh         streamed Walk Row RowPacks ParameterPacks RowOutput StagedPacks
-//                   GatePacks add_to_stored
+//                   GatePacks add_to_stored for_each_item
 //   streamed.cuh    StreamedRow HeldPacks for_each_row
 //   param_sums.cuh  ParamSums for_each_row
 //   group_tile.cuh  Tile TilePacks TileOutput TileItems GroupTeam Group for_each_group
 //   quantized.cuh   Magnitudes ChunkResults
 //   math.cuh        exp erfc fabs tanh constant select at_least at_most logistic reciprocal
-//                   reciprocal_root divided approximate Divisor
+//                   reciprocal_root divided not_negative approximate Divisor
 #pragma once
 #include "pairs.cuh"
 #include "types.cuh"
