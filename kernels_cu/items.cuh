@@ -38,7 +38,8 @@ using Items = Pack<Item<B>, items_per_pack<B>>;
 template <class B>
 using PerRow = either<strided_rows, Item<B>, typename B::compute_t>;
 
-// Returns an item of elements of one row, or of two, with which each element meets its row's number.
+// Returns an item of elements of one row, or of two, with which each element meets its row's
+// number.
 template <class B>
 __device__ inline Item<B> broadcast(PerRow<B> v) {
   return v;

@@ -87,8 +87,8 @@ struct HeldSums {
   }
 };
 
-// Sums over strided rows. The threads of a run of lanes have the same columns of different rows, and
-// add up their recent sums. The first of them has the totals of these columns.
+// Sums over strided rows. The threads of a run of lanes have the same columns of different rows,
+// and add up their recent sums. The first of them has the totals of these columns.
 template <class B>
 struct StridedSums {
   using C = typename B::compute_t;
@@ -200,9 +200,9 @@ struct NoSums {
 };
 
 template <class B, bool wanted>
-using ColumnSums = either<
-    !wanted, NoSums<B>,
-    either<strided_rows, StridedSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>>;
+using ColumnSums =
+    either<!wanted, NoSums<B>,
+           either<strided_rows, StridedSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>>;
 
 template <class B>
 struct ParamSums {

@@ -31,8 +31,7 @@ struct RowScalars {
     const auto& scalars = arguments.scalars;
     RowScalars found;
     if (!row.exists) return found;
-    if constexpr (present<typename B::x_t>)
-      found.rstd = load_per_row<B>(scalars.rstd, row.index);
+    if constexpr (present<typename B::x_t>) found.rstd = load_per_row<B>(scalars.rstd, row.index);
     if constexpr (B::center) found.mean = load_per_row<B>(scalars.mean, row.index);
     if constexpr (B::center && B::given_correction)
       if (scalars.correction != nullptr) found.correction = scalars.correction[row.index];

@@ -121,7 +121,7 @@ template <class Walk>
 struct RowTiles {
   struct Tile {
     const void* operand = nullptr;
-    index_t begin = 0, end = 0;                        // rows of the walk
+    index_t begin = 0, end = 0;                         // rows of the walk
     void (*store)(const Walk&, const Tile&) = nullptr;  // of a result
   };
   Tile tiles[TileMemory::max_tiles];
@@ -167,7 +167,7 @@ struct RowTiles {
   template <class T>
   T* memory(const Walk& walk, const Tile& tile) const {
     return static_cast<T*>(
-        tile_memory.take(int(&tile - tiles), tile_rows<T> * pitch(walk) * sizeof(T)));
+        tile_memory.take(int(&tile - tiles), tile_rows<T>* pitch(walk) * sizeof(T)));
   }
   // Copies the rows of a tile, in runs of rows that lie side by side.
   template <bool to_tile, class T, int axes>
@@ -181,8 +181,7 @@ struct RowTiles {
       const index_t limit = std::min<index_t>(tile.end, begin + TileCopy<Stored>::block);
       for (end = begin + 1; end < limit && row(end) == first + (end - begin);) ++end;
       Stored* const in_tile = memory<Stored>(walk, tile) + (begin - tile.begin) * pitch(walk);
-      TileCopy<Stored>{first,   operand.step, walk.width,
-                       in_tile, pitch(walk),  int(end - begin)}
+      TileCopy<Stored>{first, operand.step, walk.width, in_tile, pitch(walk), int(end - begin)}
           .template copy<to_tile>();
     }
   }

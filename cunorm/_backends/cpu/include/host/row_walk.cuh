@@ -128,8 +128,8 @@ template <class B>
 struct Walk {
   BlockShare share;
   index_t rows, width, row_bytes;
-  index_t ahead;           // how many rows ahead to prefetch
-  mutable index_t last;    // the end of the thread's rows
+  index_t ahead;         // how many rows ahead to prefetch
+  mutable index_t last;  // the end of the thread's rows
   mutable RowTiles<Walk> tiles = {};
 
   Walk(const Team<B>&, const BlockShare& share, index_t rows, index_t width)
@@ -184,7 +184,7 @@ struct Row {
   static constexpr bool exists = true;
   const Walk<B>& walk;
   index_t number, index, later;  // number in the walk, and indices of this row and a later one
-  int slot;              // index among the rows that are taken at once
+  int slot;                      // index among the rows that are taken at once
   mutable Results<B> results = {};
 
   template <class T, int axes>
