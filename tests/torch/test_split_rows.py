@@ -202,6 +202,8 @@ def check_refusals():
         torch.func.grad(lambda x: ct.rms_norm(x, process_group=group).sum())(x)
     with pytest.raises(TypeError, match="RMSNorm: process_group is of type str, expected a torch"):
         ct.RMSNorm(2, process_group="world")
+    with pytest.raises(TypeError, match=r"rms_norm: axis is \(0,\), expected an int"):
+        ct.rms_norm(x, axis=(0,), process_group=group)
     if rank == 0:
         with pytest.raises(ValueError, match="rms_norm: weight has shape"):
             ct.rms_norm(x, x.T, process_group=group)
