@@ -8,6 +8,7 @@ import pytest
 
 import cunorm
 from tests.support.calls import raises
+from tests.support.case_covers import cover
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.norm_checks import copies
 from tests.support.operands import assert_same_bits, at, draw
@@ -75,6 +76,18 @@ def test_channels_first_are_right_on_a_gpu(kernel, name, device):
 @pytest.mark.parametrize("name", [*CASES])
 def test_channels_first_are_right(kernel, name):
     channels_first(kernel, case_of(kernel, name), OnNumpy()).check()
+
+
+ODD, EVEN = (2, 13, 37), (3, 14, 24)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_all_pairs_of_options_and_dtypes_go_with_channels_first(kernel, seed, device):
+    for case in cover(kernel, {"groups": (1,), "shape": (ODD, EVEN)}, seed):
+        with at(case):
+            channels_first(kernel, case, device).check()
 
 
 def test_the_results_of_channels_last_are_those_of_rows_along_the_last_axis(monkeypatch):
