@@ -8,9 +8,9 @@ from cunorm._core.build import KernelBuild, Launch, Macros, streaming_stores
 from cunorm._core.caps import CpuCaps
 from cunorm._core.dtypes import FLOAT32, DType
 from cunorm._core.param_grad import CPU_PACK
-from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.launches import SHARED, RowLaunch, RowsOf
+from cunorm._row_norm.shape import RowShape
 from cunorm._row_norm.tiling import Team
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)

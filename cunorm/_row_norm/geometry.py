@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.calls import CallGeometry
@@ -26,39 +25,10 @@ from cunorm._core.types import Axis
 from cunorm._row_norm.blocks import check_blocks, scale_shape
 from cunorm._row_norm.modulation import Segments, is_of_row, own_axes, segments_of
 from cunorm._row_norm.order import lie_apart, row_order
+from cunorm._row_norm.shape import RowShape
 
 _WIDTH_LIMIT = 2**31
 _STRIDED_LIMIT = 1 << 14  # the most columns that lie apart, because a block of threads holds them
-
-
-class RowShape(NamedTuple):
-    """The rows that have statistics: `rows` rows in each of `groups` groups of `width` columns."""
-
-    rows: int
-    width: int
-    groups: int = 1
-
-    @property
-    def elements(self) -> int:
-        return prod(self)
-
-    @property
-    def row_width(self) -> int:
-        """Return the number of elements of a row with all its groups."""
-        return self.width * self.groups
-
-    def not_empty(self) -> "RowShape":
-        """Return this shape, or one row if it has none, because a launch plan needs a row."""
-        return self if self.rows else self._replace(rows=1)
-
-    def sums_pitch(self, *, twice: bool) -> int:
-        """Return the number of elements from one row of partial sums to the next.
-
-        If `twice`, a row of recent sums (see param_sums.cuh) follows each row. A row fills whole
-        cache lines of a CPU. `sum_pitch` in types.cuh computes the same number.
-        """
-        pitch = -(-self.row_width // 16) * 16
-        return 2 * pitch if twice else pitch
 
 
 @dataclass(frozen=True)

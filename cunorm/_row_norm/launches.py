@@ -7,9 +7,9 @@ from typing import NamedTuple
 from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool
 from cunorm._core.caps import MAX_SMS, MIN_ASYNC_COPY_BYTES, GpuCaps
 from cunorm._core.plan import GRID_LIMIT
-from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.registers import room_of
+from cunorm._row_norm.shape import RowShape
 from cunorm._row_norm.tiling import Team, cuda_team
 
 # (columns of a block, blocks): a backward that sums over rows, with at most so many columns in a

@@ -10,9 +10,10 @@ from cunorm._core.operands import Kind, Specs, present, type_macros
 from cunorm._core.param_grad import Offsets, Parts
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import SINGLE_ROW, UNBOUNDED, RowLayout, StridedLayout, optional_dtype
-from cunorm._row_norm.geometry import Geometry, RowShape
+from cunorm._row_norm.geometry import Geometry
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.modulation import Segments
+from cunorm._row_norm.shape import RowShape
 
 _GATES = ("gate", "dgate", "branch")  # `row_layouts` chooses among these
 

@@ -60,12 +60,13 @@ from cunorm._row_norm import cpu_launches as _cpu_plan
 from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm import spec as _row_spec
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
-from cunorm._row_norm.geometry import Geometry, RowShape
+from cunorm._row_norm.geometry import Geometry
 from cunorm._row_norm.jvp_kernel import JvpTypes, SecondTypes
 from cunorm._row_norm.jvp_plan import ROW_JVP, ROW_SECOND
 from cunorm._row_norm.jvp_spec import jvp_scalars
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, workspace_bound
+from cunorm._row_norm.shape import RowShape
 from cunorm._row_norm.split_kernels import GivenSumsTypes, GivenTypes, MomentsTypes, SumsTypes
 from cunorm._row_norm.tiling import strided_team
 from cunorm.reference.jvp import normalize_backward_jvp
