@@ -323,10 +323,11 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
         parsed["positions"] = _positive("positions", options["positions"])
     layout = validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
-    if options["split_rows"] and layout != "channels_last":
-        raise ValueError(
-            f"{FUNCTION}: layout is {layout!r} and split_rows is True, expected 'channels_last'"
-        )
+    is_of_rows = name not in _group_norm.__all__
+    for one, default in (("split_rows", False), ("groups", 1)) if is_of_rows else ():
+        if options[one] != default and layout != "channels_last":
+            got = f"layout is {layout!r} and {one} is {options[one]!r}"
+            raise ValueError(f"{FUNCTION}: {got}, expected 'channels_last'")
     return {**options, **parsed, "x": x}
 
 

@@ -16,13 +16,7 @@ from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
 from cunorm._core.operands import Kind, Specs
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
-from cunorm._core.types import (
-    Axis,
-    DTypeLike,
-    GatePosition,
-    Needs,
-    SupportsDLPack,
-)
+from cunorm._core.types import Axis, DTypeLike, GatePosition, Needs, SupportsDLPack
 from cunorm._dispatch.loading import caps_for
 from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.layout import group_geometry

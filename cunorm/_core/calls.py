@@ -133,7 +133,10 @@ def _remedy(function: str, argument: str, shape: Shape, geometry: CallGeometry) 
     if argument == "dy" and (shape == row or x == row == shape[-len(x) :]):
         remedies.append(f"the order is {function}(dy, x, ...)")
     of_rows = hasattr(geometry, "leading_axes")
-    if argument in ("weight", "bias") and of_rows and shape == x[-len(shape) :]:
+    takes_int = of_rows and getattr(geometry, "order", None) is None  # the axis is an int
+    if argument in ("weight", "bias") and takes_int and len(x) > 2 and shape == x[1:2]:
+        remedies.append("pass axis=(1,) for rows of the channels, axis 1")
+    if argument in ("weight", "bias") and takes_int and shape == x[-len(shape) :]:
         remedies.append(f"pass axis=-{len(shape)} for rows of this shape, of one statistic each")
     if argument in ("weight", "bias") and len(shape) > len(row) == 1 and prod(shape) == row[0]:
         heads = f", with groups={shape[0]} for a statistic of each head" if of_rows else ""

@@ -36,6 +36,22 @@ def typed_key(number: Any) -> tuple[Any, type, str] | None:
     return None if number is None else (number, type(number), str(number))
 
 
+def axis_key(axis: Any) -> Any:
+    """Return an axis or, if it is no int, a key that also tells the items of tuples apart by type.
+
+    `axis_of` returns the axis.
+    """
+    if type(axis) is int:
+        return axis
+    is_several = isinstance(axis, tuple | list)
+    items = tuple(axis) if is_several else (axis,)
+    return (items if is_several else axis, *(str(type(item)) for item in items))
+
+
+def axis_of(key: Any) -> Any:
+    return key if type(key) is int else key[0]
+
+
 class OnceMap(Generic[K, V]):
     """A map of values; the first thread that needs a value loads it for the process."""
 

@@ -70,7 +70,8 @@ def cpu_launch(
     def cut(rows: int) -> tuple[int, int, Macros]:
         parts = min(_sums_of(rows, has_segments) if has_sums else _CPU_BLOCKS, -(-rows // unit))
         elements, row_parts = rows * row_width * rows_of.number, 0
-        macros = store_macros if elements >= least_elements else ()
+        bypasses_caches = elements >= least_elements and not types.strided  # tiles are read again
+        macros = store_macros if bypasses_caches else ()
         if elements >= own.long_elements:
             macros += (("LONG_PASSES", "true"),)
         if rows <= CPU_SHARED_ROWS and not parts_cut_block and not types.strided:

@@ -64,11 +64,13 @@ class Geometry(CallGeometry):
             return True  # one number for all rows
         if slot.kind is not Kind.PARAMETER and not is_gate:
             return super().fits(slot, shape)
-        if len(shape) > len(self.shape):
-            return False
+        if len(shape) > len(self.shape) or (is_gate and shape == self.shape):
+            return is_gate and shape == self.shape
         missing = [1] * (len(self.shape) - len(shape))
         shape = (*missing, *shape) if is_gate and shape != self.row else shape
         shape = self._in_order(shape)
+        if not self._varies_before_row(shape):
+            return False
         lead, row = self._parts_of(shape)
         of_x = self.leading[len(self.leading) - len(lead) :]
         return (row == self.row or (is_gate and prod(row) == 1)) and all(
@@ -81,6 +83,16 @@ class Geometry(CallGeometry):
             return shape
         full = (*[1] * (len(self.shape) - len(shape)), *shape)
         return tuple(full[n] for n in self.order)
+
+    def _varies_before_row(self, shape: Shape) -> bool:
+        """Return whether a row of a shape in order differs only along the axes before x's row.
+
+        Then rows are runs in C order, in which parameters and their gradients are.
+        """
+        lead, row = self._parts_of(shape)
+        if self.order is None or prod(row) == 1 or not lead:
+            return True
+        return prod(lead[self.order[self.leading_axes] :]) == 1
 
     def _parts_of(self, shape: Shape) -> tuple[Shape, Shape]:
         """Return the leading axes and the axes of a row of a shape with the axes of a row last."""
@@ -115,7 +127,7 @@ class Geometry(CallGeometry):
             axes = self.order[self.leading_axes :]
             row = ", ".join(f"x.shape[{n}]" for n in axes)
             ones = tuple(size if n in axes else 1 for n, size in enumerate(self.shape))
-            return f" to match {row}, or {ones}, whose axes of 1 may have the sizes of x"
+            return f" to match {row}, or {ones}, whose axes before the row may have the sizes of x"
         if kind is Kind.PARAMETER:
             count = len(self.row)
             row = f" to match x.shape[{'-1' if count == 1 else f'{-count}:'}]"
@@ -169,7 +181,7 @@ class Geometry(CallGeometry):
         return self.axes.layout(self.expanded(spec))
 
     def copy_axes(self, kind: Kind, shape: Shape) -> tuple[int, ...] | None:
-        is_of_rows = len(shape) == len(self.shape) and not (self.strided and kind is Kind.LIKE_X)
+        is_of_rows = kind is Kind.LIKE_X and shape == self.shape and not self.strided
         return self.order if is_of_rows else None
 
     def new_output(self, x: TensorSpec, kind: Kind, dtype: DType, shape: Shape) -> TensorSpec:
@@ -224,9 +236,8 @@ class Geometry(CallGeometry):
         """Check an output whose axes of a row are not the last."""
         validate.shape_of(function, argument, spec, shape)
         validate.own_memory(function, argument, spec)
-        axes = self.copy_axes(Kind.LIKE_X if is_like_x else Kind.PARAMETER, shape)
-        in_order = spec if axes is None else spec.permuted(axes)
-        if (self.layout(spec) if is_like_x else WHOLE.layout(in_order)) is None:
+        axes = self.copy_axes(Kind.LIKE_X, shape) if is_like_x else None
+        if (self.layout if is_like_x else WHOLE.layout)(spec) is None:
             raise ValueError(
                 f"{function}: {argument} has strides {spec.strides}, expected the memory layout of "
                 f"x, such as strides {spec.dense(axes).strides}"
@@ -308,7 +319,7 @@ def row_geometry(
     rows = RowShape(prod(in_order.shape[:leading_axes]), width // groups, groups)
     if block is not None:
         check_blocks(function, block, rows.width, leading_axes == ndim - 1, compute)
-    strided = order is not None and lie_apart(in_order, leading_axes)
+    strided = order is not None and lie_apart(in_order, x.dense().permuted(order), leading_axes)
     if strided and width > _STRIDED_LIMIT:
         raise ValueError(
             f"{function}: x has rows of {width} elements that lie apart in memory (axis {axis}), "

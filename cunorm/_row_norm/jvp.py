@@ -4,14 +4,7 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core.memo import typed_key
-from cunorm._core.types import (
-    Activation,
-    ArrayT,
-    Axis,
-    DTypeLike,
-    GatePosition,
-    SupportsDLPack,
-)
+from cunorm._core.types import Activation, ArrayT, Axis, DTypeLike, GatePosition, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.jvp_plan import ROW_JVP
 from cunorm._row_norm.jvp_spec import jvp_scalars

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, promoted
-from cunorm._core.memo import memoize
+from cunorm._core.memo import axis_key, memoize
 from cunorm._core.operands import DTypes, Specs, present
 from cunorm._row_norm.spec import GATE_DEFAULTS, Options, RowNormSpec, Scalars
 from cunorm._row_norm.split_spec import check_statistics, piece
@@ -56,7 +56,7 @@ def jvp_scalars(
     dtype: object = None,
     x_dtype: object = None,
 ) -> Scalars:
-    return (function, *options, center, c, dtype, x_dtype)
+    return (function, axis_key(options[0]), *options[1:], center, c, dtype, x_dtype)
 
 
 @memoize()

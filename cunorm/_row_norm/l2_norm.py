@@ -4,12 +4,7 @@
 from __future__ import annotations  # keeps the names of type aliases in help()
 
 from cunorm._core import validate
-from cunorm._core.types import (
-    ArrayT,
-    Axis,
-    DTypeLike,
-    SupportsDLPack,
-)
+from cunorm._core.types import ArrayT, Axis, DTypeLike, SupportsDLPack
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.kernels import backward_inputs, forward_arrays
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD

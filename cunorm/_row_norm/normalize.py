@@ -47,8 +47,9 @@ def normalize(
 ) -> ArrayT:
     """Normalise each row of x to the length c, by default the square root of the row's width.
 
-    A row is all axes from `axis` to the last or, with `groups`, a slice of the last axis. d is the
-    number of elements of a row, mean() is over a row, and g is the activation of the gate::
+    A row is all axes from `axis` to the last, the axes of a tuple or, with `groups`, a slice of the
+    last axis. d is the number of elements of a row, mean() is over a row, and g is the activation
+    of the gate::
 
         p = x * g(gate)     if there is a pre-gate, else x
         q = p - mean(p)     if center, else p

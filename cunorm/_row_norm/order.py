@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The axes of a row among those of x."""
 
-from cunorm._core.tensor import UNBOUNDED, RowAxes, Shape, TensorSpec
+from cunorm._core.tensor import UNBOUNDED, RowAxes, Shape, StridedAxes, TensorSpec
 from cunorm._core.types import Axis
 
 
@@ -34,9 +34,13 @@ def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
     return axis % ndim
 
 
-def lie_apart(x: TensorSpec, leading_axes: int) -> bool:
-    """Return whether rows, the last axes of x, are no run each, and lie closer than columns."""
-    if RowAxes(leading_axes).layout(x) is not None:
+def lie_apart(x: TensorSpec, dense: TensorSpec, leading_axes: int) -> bool:
+    """Return whether rows of x, whose axes are the last, lie side by side; so must those of a copy.
+
+    `dense` is the copy in C order, with the axes of rows last.
+    """
+    rows, side_by_side = RowAxes(leading_axes), StridedAxes(leading_axes)
+    if rows.layout(x) is not None or side_by_side.layout(dense) is None:
         return False
     axes = [abs(stride) if n > 1 else UNBOUNDED for n, stride in zip(*x[:2], strict=True)]
     return min(axes[:leading_axes], default=UNBOUNDED) < min(axes[leading_axes:])

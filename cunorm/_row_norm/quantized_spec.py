@@ -12,6 +12,7 @@ import numpy as np
 
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, INT8, QUANTIZED, SCALES, DType, parse_one_of
+from cunorm._core.memo import axis_of
 from cunorm._core.operands import DTypes, Specs, dtypes_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
@@ -134,7 +135,7 @@ def _block(function: str, argument: str, value: object) -> int | None:
 
 
 QUANTIZED_CHECKS: Checks = CHECKS | {
-    "axis": validate.integer,
+    "axis": lambda function, argument, key: validate.integer(function, argument, axis_of(key)),
     "q_dtype": lambda function, _, dtype: parse_one_of(function, "dtype", dtype, allowed=QUANTIZED),
     "scale": _given_scale,
     "block": _block,

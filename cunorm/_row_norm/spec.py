@@ -8,15 +8,11 @@ from typing import Any, NamedTuple, get_args
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promoted
-from cunorm._core.memo import typed_key
+from cunorm._core.memo import axis_key, axis_of, typed_key
 from cunorm._core.operands import DTypes, Specs, operand_of, present
 from cunorm._core.plan import Checks
 from cunorm._core.tensor import Shape
-from cunorm._core.types import (
-    Axis,
-    GatePosition,
-    Need,
-)
+from cunorm._core.types import Axis, GatePosition, Need
 from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm._row_norm.order import row_order
 from cunorm.results import NormForward, NormGrads
@@ -242,6 +238,7 @@ def forward_scalars(
     """Return a forward's scalars as the caller gives them, except c, which is a `typed_key`."""
     # A tuple of names is faster: "(function, *options, ...)" takes half as long again.
     axis, groups, offset, rounded, gate, position = options
+    axis = axis if type(axis) is int else axis_key(axis)
     return (function, axis, groups, offset, rounded, gate, position, center, c, eps, dtype,
             residual_dtype, saves, streams, False)  # fmt: skip
 
@@ -256,7 +253,7 @@ def backward_scalars(
     needs: object = NEEDS,
     accumulate: bool = False,
 ) -> Scalars:
-    return (function, *options, center, c, x_dtype, needs, accumulate)
+    return (function, axis_key(options[0]), *options[1:], center, c, x_dtype, needs, accumulate)
 
 
 def l2_scalars(
@@ -264,12 +261,12 @@ def l2_scalars(
 ) -> Scalars:
     """Return the scalars of an L2 norm's forward in the way that `forward_scalars` does."""
     # There is no stream, and eps is added to the sum of squares.
-    return (function, axis, groups, *_UNIT, eps, dtype, None, saves, None, True)
+    return (function, axis_key(axis), groups, *_UNIT, eps, dtype, None, saves, None, True)
 
 
 # The checks of scalars by name. Scalars that the caller does not give have no check.
 CHECKS: Checks = {
-    "axis": validate.axes,
+    "axis": lambda function, argument, key: validate.axes(function, argument, axis_of(key)),
     "groups": validate.integer,
     "weight_offset": lambda *argument: validate.finite(*argument) + 0.0,  # -0.0 becomes 0.0
     "round_before_weight": validate.flag,

@@ -6,7 +6,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, compute_type, parse_optional_dtype
-from cunorm._core.memo import memoize
+from cunorm._core.memo import axis_of, memoize
 from cunorm._core.operands import DTypes, Specs, present
 from cunorm._core.plan import Checks, SpecT
 from cunorm._core.tensor import Shape
@@ -153,7 +153,7 @@ def _count_of_parts(function: str, argument: str, value: object) -> int | None:
 
 
 SPLIT_CHECKS: Checks = CHECKS | {
-    "axis": validate.integer,
+    "axis": lambda function, argument, key: validate.integer(function, argument, axis_of(key)),
     "count": _count,
     "x_dtype": parse_optional_dtype,
 }

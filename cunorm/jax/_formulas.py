@@ -49,11 +49,12 @@ class Rows(Protocol):
 
 def row_formula(norm: Any, call: Call, operands: dict[str, Any]) -> Array:
     """Return y of `cunorm.normalize` in the compute dtype; x is the array that is normalised."""
-    order, leading_axes = row_order(call.spec.function, operands["x"].shape, call.spec.axis)
+    shape = operands["x"].shape
+    order, leading_axes = row_order(call.spec.function, shape, call.spec.axis)
+    spec = replace_interned(call.spec, axis=leading_axes - len(shape))
     if order is None:
-        return _of_last_axes(norm, call, call.spec, operands)
-    spec = replace_interned(call.spec, axis=leading_axes - len(order))
-    row = tuple(operands["x"].shape[axis] for axis in order[leading_axes:])
+        return _of_last_axes(norm, call, spec, operands)
+    row = tuple(shape[axis] for axis in order[leading_axes:])
 
     def moved(name: str, one: Array | None) -> Array | None:
         if one is None or name in STATISTICS or one.shape == row:

@@ -6,12 +6,7 @@ from __future__ import annotations  # keeps the names of type aliases in help()
 from jax import Array
 
 from cunorm._core.memo import typed_key
-from cunorm._core.types import (
-    Activation,
-    Axis,
-    DTypeLike,
-    GatePosition,
-)
+from cunorm._core.types import Activation, Axis, DTypeLike, GatePosition
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL

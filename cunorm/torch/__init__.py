@@ -4,7 +4,7 @@
 A function takes the arguments of its namesake in `cunorm`, except `out`, `workspace` and given
 statistics. Operands are tensors on the CPU, on CUDA or on meta; other objects are a TypeError. A
 function has the formula, the roundings and the errors of its namesake. The y of a row norm is
-contiguous; the y of a group norm has x's memory layout.
+contiguous; the y of a group norm, or of a row norm whose axis is a tuple, has x's memory layout.
 
 Row norms, except those with quantised results, take two groups of processes, each a
 ``torch.distributed.ProcessGroup`` that has this process. The processes of process_group have parts

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from cunorm._arrays.torch import PLAIN_TYPES
 from cunorm._core.memo import typed_key
-from cunorm._core.types import (
-    Activation,
-    Axis,
-    DTypeLike,
-    GatePosition,
-)
+from cunorm._core.types import Activation, Axis, DTypeLike, GatePosition
 from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import forward_scalars as group_scalars

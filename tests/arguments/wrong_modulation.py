@@ -64,11 +64,13 @@ def parameters() -> Cases:
         ROWS, "weight bias", [(4, 8), (1, 5, 8), (5, 5, 8)], f"(8,){OF_LEAD.format((5,))}"
     )
     three, apart = like_x(2, 3, 8), like_x(2, 3, 2, 3, 8)
-    wrong = [(3, 3, 8), (2, 2, 8), (1, 1, 3, 8), (3, 1, 8), (3,), (2, 3)]
+    wrong = [(3, 3, 8), (2, 2, 8), (1, 1, 3, 8), (3, 1, 8), (2, 3)]
     for argument in ("weight", "bias"):
         alone = {"weight": None, "bias": None, "axis": -1}
         of_three = f"(8,){OF_LEAD.format((2, 3))}"
         yield from shaped(ROWS, argument, wrong, of_three, **three | alone)
+        of_channels = f"{of_three}: pass axis=(1,) for rows of the channels, axis 1"
+        yield from shaped(ROWS, argument, [(3,)], of_channels, **three | alone)
         of_samples = f"{of_three}: pass {argument}.reshape(2, 1, 8)"
         yield from shaped(ROWS, argument, [(2, 8)], of_samples, **three | alone)
         many = apart | alone | {argument: ones(2, 1, 2, 1, 8)}

@@ -94,6 +94,30 @@ def test_vmap_over_any_operand_is_that_of_the_formula():
                 assert_close(*(jax.vmap(change(f), axes)(*own) for f in (norm, formula)))
 
 
+@pytest.mark.parametrize("axis", [(-1,), (2, 3)])
+def test_a_tuple_of_the_last_axes_is_an_int(axis):
+    x, _, _, other = operands()
+
+    def of(axis):
+        grad = jax.grad(lambda x: jnp.sin(cj.layer_norm(x, axis=axis)).sum())
+        return cj.layer_norm(x, axis=axis), jax.jvp(grad, (x,), (other,))
+
+    assert_close(of(axis), of(-len(axis)))
+
+
+def test_parameters_of_samples_and_gates_are_those_of_the_formula():
+    import cunorm
+
+    x, _, _, other = operands()
+    weight = other[:, :, :1, :1]
+    assert_close(
+        cj.rms_norm(x, weight, axis=(1,)),
+        cunorm.reference.rms_norm(*map(np.asarray, (x, weight)), axis=(1,)),
+    )
+    with pytest.raises(ValueError, match=r"rms_norm: weight has shape \(1, 6, 4, 1\), expected"):
+        cj.rms_norm(x, other[:1, :, :, :1], axis=(1,))
+
+
 def test_plain_functions_read_jax_arrays_where_they_are():
     import cunorm
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,6 @@ CASES = {
     "one gate for each position": BRANCH | {"gate_own": "11 scalar"},
     "an offset": {"weight_offset": 1.0, "round_before_weight": True, "x": "bfloat16"},
     "parameters for each sample": {"weight_own": "10", "bias_own": "10"},
-    "parameters for each position": {"weight_own": "11", "bias_own": "01"},
     "added sums": {"accumulate": "float32"},
     "only parameters": {"needs": ("weight", "bias")},
     "given results": {"given": ("y", "dx", "mean", "rstd")},
@@ -136,6 +137,18 @@ def test_rows_of_several_axes_and_of_crops_are_those_of_moved_axes(monkeypatch):
             assert count is None or not copied
 
 
+def test_an_x_of_any_order_of_axes_is_right():
+    weight = draw("weight", (5,), "float32")
+    for shape in ((3, 5, 4, 1), (3, 5, 1, 1), (3, 5, 4, 2), (1, 5, 4, 2)):
+        x = draw("x", shape, "float32")
+        for order in permutations(range(4)):
+            view = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+            with at(shape, order):
+                y = cunorm.rms_norm(view, weight, axis=(1,))
+                exact = cunorm.reference.rms_norm(x, weight, axis=(1,))
+                np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5)
+
+
 def test_other_layouts_of_operands_are_copied_once(monkeypatch):
     x, dy = draw("x", (2, 24, 5, 6), "float32"), draw("dy", (2, 24, 5, 6), "float32")
     last = np.ascontiguousarray(np.moveaxis(dy, 1, -1))
@@ -155,8 +168,9 @@ def test_other_layouts_of_operands_are_copied_once(monkeypatch):
 
 def test_wrong_parameters_and_lengths_are_named():
     x = np.ones((2, 24, 5, 6), np.float32)
-    expected = " to match x.shape[1], or (1, 24, 1, 1), whose axes of 1 may have the sizes of x"
-    for shape in ((7,), (2, 1, 1, 1), (24, 6)):
+    expected = " to match x.shape[1], or (1, 24, 1, 1), whose axes before the row may have the "
+    expected += "sizes of x"
+    for shape in ((7,), (2, 1, 1, 1), (24, 6), (1, 24, 5, 1), (24, 5, 1), (2, 24, 5, 6)):
         with raises(ValueError, f"rms_norm: weight has shape {shape}, expected (24,)", expected):
             cunorm.rms_norm(x, np.ones(shape, np.float32), axis=(1,))
     with raises(ValueError, "rms_norm: groups is 2 and axis is (1,), expected axis -1 with groups"):
@@ -171,6 +185,22 @@ def test_wrong_parameters_and_lengths_are_named():
         cunorm.rms_norm_quantized(x, axis=(1,))
     with raises(TypeError, "row_moments: axis is (1,), expected an int"):
         cunorm.row_moments(x, axis=(1,))
+
+
+def test_axes_that_equal_ints_are_refused_even_after_a_call_with_ints():
+    x = np.ones((2, 3, 4), np.float32)
+    cunorm.rms_norm(x, axis=(1,))
+    for wrong in ((1.0,), (True,), [1.0]):
+        text = f"rms_norm: axis is {tuple(wrong)}, expected an int or a tuple of ints"
+        with raises(TypeError, text):
+            cunorm.rms_norm(x, axis=wrong)
+    assert cunorm.rms_norm(x, axis=[1]).shape == x.shape
+    with raises(
+        *(ValueError, "rms_norm: weight has shape (3,), expected (3, 4) to match x.shape[-2:], "),
+        "alone or after axes that broadcast to (2,): pass axis=(1,) for rows of the channels, ",
+        "axis 1",
+    ):
+        cunorm.rms_norm(x, np.ones(3, np.float32), axis=1)
 
 
 def test_the_longest_rows_that_lie_apart(device):
