@@ -73,6 +73,14 @@ def layer_norm(
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
 
+    The channels of an image (N, C, H, W) at each position, as in ConvNeXt's LayerNorm2d:
+
+    >>> image = np.float32([1, 5, 3, 1, 7, 5]).reshape(1, 3, 1, 2)
+    >>> cunorm.layer_norm(image, axis=(1,)).round(3)[0, :, 0]
+    array([[-1.069,  0.707],
+           [-0.267, -1.414],
+           [ 1.336,  0.707]], dtype=float32)
+
     adaLN, with a scale and a shift for each sample, here for two samples of two rows:
 
     >>> x = np.float32([[[1, 3], [7, 5]], [[2, 6], [4, 0]]])
