@@ -22,6 +22,7 @@ SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)*)", re.M)
 ROW = re.compile(r"^\| (?!message|---)(.+?) \| ", re.M)
 KIND = re.compile(r" \([^()]*(Error|Warning)[^()]*\)$")  # after a message
 X, RSTD = np.ones((2, 8), np.float32), np.ones(2, np.float32)
+IMAGES = np.ones((2, 3, 4), np.float32)
 rms, rms_backward = cunorm.rms_norm, cunorm.rms_norm_backward
 Calls = list[Callable[[], Any]]
 PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
@@ -43,6 +44,12 @@ PLAIN: Calls = [  # tests/arguments has the other wrong calls of plain functions
     lambda: rms_backward(X, X, rstd=RSTD, eps=1e-5),
     lambda: rms_backward(X, X, rstd=RSTD, residual=X),
     lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
+    lambda: rms(IMAGES, np.ones(3, "f4"), axis=1),
+    lambda: rms(IMAGES.reshape(2, 3, 2, 2), np.ones((2, 3), "f4"), axis=(1,)),
+    lambda: rms(IMAGES.reshape(2, 3, 2, 2), axis=(1, 3)),
+    lambda: rms(np.ones((1, 16385, 2), "f4"), axis=(1,)),
+    lambda: rms(IMAGES, axis=(1,), out=IMAGES.swapaxes(1, 2).copy().swapaxes(1, 2)),
+    lambda: cunorm.rms_norm_quantized(IMAGES, axis=(1,)),
 ]
 quantized = cunorm.rms_norm_quantized
 BLOCKS = {"block": 32}
