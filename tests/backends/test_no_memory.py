@@ -99,9 +99,30 @@ for work in 1, 1 << 20:
 """
 
 
+# The tiles of long rows that lie side by side take 2 MiB for each thread.
+TILES = """
+images = np.random.default_rng(1).standard_normal((4, 16384, 64)).astype(np.float32)
+results, few = np.empty_like(images), images[:, :64].copy()
+for threads in 1, 2:
+    cunorm.set_num_threads(threads)
+    cunorm.rms_norm(few, axis=(1,))
+    try:
+        with at_most(1 << 20):
+            cunorm.rms_norm(images, axis=(1,), out=results)
+    except MemoryError as error:
+        assert str(error).endswith("or for tiles"), error
+    else:
+        raise AssertionError(threads)
+    check_forward()
+cunorm.rms_norm(images, axis=(1,), out=results)
+assert np.allclose(results, cunorm.reference.rms_norm(images, axis=(1,)), rtol=0, atol=1e-5)
+cunorm.set_num_threads(None)
+"""
+
+
 def test_a_failed_allocation_raises_or_leaves_fewer_threads_and_the_next_call_is_right():
     # Without MALLOC_ARENA_MAX, calls could use memory that glibc reserved before the limit was set.
-    in_process(LIMITED + SUMS + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
+    in_process(LIMITED + SUMS + TILES + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
 
 
 def test_a_first_call_without_memory_is_right_or_an_error_and_does_not_hang(tmp_path):

@@ -79,7 +79,9 @@ def _run_list(
 ) -> None:
     """Run a list of kernels on at most `most` threads."""
     if run(listed, pack(*pointers), 1 if most == 1 else min(thread_count(), most)):
-        raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
+        raise MemoryError(
+            "cunorm: there is no memory for the sums of a call's threads, or for tiles"
+        )
 
 
 # --- workspaces -----------------------------------------------------------------------------------

@@ -42,9 +42,11 @@ struct Slot {
 // Runs a thread's share of each kernel. `wait` returns when all threads have called it. Threads
 // share a kernel's blocks only if they cannot divide the blocks evenly. `sums` is memory for sums
 // of parts: first for shared blocks, then for each thread's own blocks. If a kernel has one block
-// that is not shared, thread 0, which is the caller, runs it.
-inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
+// that is not shared, thread 0, which is the caller, runs it. Returns whether there was memory for
+// all tiles (row_tiles.cuh).
+inline bool run_share(const Task* tasks, long long count, const long long* words, double* sums,
                       long long sums_size, int thread, int threads, void (*wait)()) {
+  bool is_done = true;
   for (long long i = 0; i < count; ++i) {
     const Task& task = tasks[i];
     const bool is_shared = task.parts > 0 && task.grid % threads != 0;
@@ -54,12 +56,17 @@ inline void run_share(const Task* tasks, long long count, const long long* words
     const long long last =
         is_shared ? task.grid : (task.grid * (thread + 1) + threads - 1) / threads;
     if (i > 0) wait();
-    if (first < last) task.blocks(task.grid, first, last, words + task.arguments, &gang);
+    try {
+      if (first < last) task.blocks(task.grid, first, last, words + task.arguments, &gang);
+    } catch (const std::bad_alloc&) {
+      is_done = false;
+    }
   }
+  return is_done;
 }
 
-// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 if memory ran out
-// before anything ran: no exception may reach the caller, which is not C++.
+// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 if memory ran out: no
+// exception may reach the caller, which is not C++.
 ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int threads) try {
   const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
   const Slot* const slots = reinterpret_cast<const Slot*>(tasks + list->tasks);
@@ -74,16 +81,16 @@ ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int thr
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, omp_get_thread_num(),
-              omp_get_num_threads(), [] {
+    bool is_done = true;
+#pragma omp parallel num_threads(threads) reduction(&& : is_done)
+    is_done = run_share(tasks, list->tasks, words.data(), sums.data(), sums_size,
+                        omp_get_thread_num(), omp_get_num_threads(), [] {
 #pragma omp barrier
-              });
-    return 0;
+                        });
+    return is_done ? 0 : 1;
   }
 #endif
-  run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, 0, 1, [] {});
-  return 0;
+  return run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, 0, 1, [] {}) ? 0 : 1;
 } catch (const std::bad_alloc&) {
   return 1;
 }
