@@ -160,6 +160,49 @@ def test_a_decorated_forward_with_branches_is_fused_and_stays_decorated():
         model(x, x)
 
 
+DECORATED = []
+
+
+def listed(forward):
+    """Decorate a forward with itself, and note its name."""
+    DECORATED.append(forward.__name__)
+    return forward
+
+
+class Listed(Decoder):
+    @listed
+    def forward(self, sample, *, scale: float = 1.0):
+        sample = self.conv_norm_out(sample)
+        sample = self.conv_act(sample)
+        return sample * scale
+
+
+ORIGINAL = Listed.forward
+
+
+@functools.wraps(ORIGINAL)
+def around_a_global(self, sample):
+    return ORIGINAL(self, sample) + 1
+
+
+def test_wrappers_from_outside_of_a_forwards_source_stay(monkeypatch):
+    x, original = drawn(*IMAGE), Listed.forward
+
+    @functools.wraps(original)
+    def shifted(self, sample):
+        return original(self, sample) + 1
+
+    shifted_quietly = torch.no_grad()(shifted)
+    for forward in (shifted, shifted_quietly, torch.no_grad()(original), around_a_global):
+        monkeypatch.setattr(Listed, "forward", forward)
+        model = Listed()
+        expected = model(x)
+        assert bool(fused(model)) == (forward is not around_a_global)
+        torch.testing.assert_close(model(x), expected)
+        assert model(x).requires_grad == expected.requires_grad
+    assert DECORATED == ["forward"]
+
+
 def test_only_the_norms_of_blocks_are_fused_and_only_if_asked():
     block = make()
     assert all("fused" not in one.runs for one in replace_norms(block).replaced)

@@ -165,10 +165,12 @@ def swapped(kind: type[Module], plan: Plan | Fusion | None) -> type[Module]:
     """
     for subclass in kind.__subclasses__():
         own = vars(subclass)
-        if own.get("_cunorm_kind") is kind and own["_cunorm_plan"] == plan:
+        is_same = own.get("_cunorm_kind") is kind and own["_cunorm_own_forward"] is kind.forward
+        if is_same and own["_cunorm_plan"] == plan:
             return subclass
     members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
+    members["_cunorm_own_forward"] = kind.forward  # code outside of the class may set another one
     if isinstance(plan, Fusion):
         forward = rewritten(kind, lambda *pair: pair in plan.activations)
         members |= {"forward": forward, "__qualname__": kind.__qualname__}
