@@ -241,6 +241,37 @@ def test_hooks_on_a_norm_or_an_activation_see_the_norms_result(name):
     torch.testing.assert_close(seen[0], own.norm1(given()[0]))
 
 
+@pytest.mark.parametrize("name", ["norm1", "nonlinearity"])
+def test_a_forward_that_is_set_on_a_norm_or_an_activation_later_runs(name):
+    block = make()
+    own = copy.deepcopy(block)
+    fused(block)
+    for one in (block, own):
+        getattr(one, name).forward = torch.tanh
+    torch.testing.assert_close(block(*given()), own(*given()))
+
+
+def test_hooks_of_all_modules_see_the_norms_and_the_activations():
+    block, seen = make(), []
+    fused(block)
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
+    try:
+        block(*given())
+    finally:
+        hook.remove()
+    assert seen.count("CunormGroupNorm") == 2 and seen.count("SiLU") == 3
+
+
+def test_a_setting_of_an_activation_that_changes_later_takes_effect():
+    block = make("default", nn.GELU())
+    own = copy.deepcopy(block)
+    assert fused(block)
+    block.nonlinearity.approximate = own.nonlinearity.approximate = "tanh"
+    torch.testing.assert_close(block(*given()), own(*given()), atol=1e-6, rtol=1e-5)
+
+
 def test_another_activation_or_norm_that_is_set_later_runs():
     block = make()
     fused(block)

@@ -262,12 +262,38 @@ class Doubled(nn.Module):
         return x + (x.relu() - x).detach()
 
 
+class AtZero(nn.Module):
+    """A ReLU whose gradient at 0 is 1."""
+
+    def forward(self, x):
+        return x.clamp(min=0)
+
+
+class Called(nn.ReLU):
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+
+class Swish(nn.Module):
+    """An activation with a setting."""
+
+    def __init__(self):
+        super().__init__()
+        self.beta = 1.0
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
 NOT_FUSED = {
     "two activations": (nn.ReLU(), nn.Tanh()),
     "dropout": (nn.SiLU(), nn.Dropout(0.5)),
     "parameters": (nn.PReLU(), None),
     "another gradient": (Doubled(), None),
     "a bound of large numbers": (nn.ReLU6(), None),
+    "a bound of larger numbers": (nn.Hardtanh(0, 25.0), None),
+    "another gradient at 0": (AtZero(), None),
+    "a call of its own": (Called(), None),
 }
 
 
@@ -297,6 +323,32 @@ def test_hooks_and_new_submodules_of_a_norm_with_a_fused_activation_take_effect(
     module.act = own.act = nn.Tanh()
     torch.testing.assert_close(module(x), own(x))
     assert len(seen) == 1
+
+
+CHANGES = {
+    "approximate": (nn.GELU, lambda m: setattr(m.act, "approximate", "tanh")),
+    "another GELU": (nn.GELU, lambda m: setattr(m, "act", nn.GELU("tanh"))),
+    "a probability": (nn.SiLU, lambda m: setattr(m.drop, "p", 0.5)),
+    "a factor": (Swish, lambda m: setattr(m.act, "beta", 2.0)),
+    "a tensor": (Swish, lambda m: setattr(m.act, "beta", torch.tensor(2.0))),
+    "a forward": (nn.SiLU, lambda m: setattr(m.act, "forward", torch.tanh)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_later_settings_of_a_fused_activation_take_effect(name):
+    kind, change = CHANGES[name]
+    module, x = groups_with(kind(), nn.Dropout(0.0)), drawn(*IMAGE)
+    own = copy.deepcopy(module)
+    assert "activation=" in replace_norms(module).replaced[0].runs
+    torch.testing.assert_close(module(x), own(x))
+    for one in (module, own):
+        change(one)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        expected = own(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(module(x), expected)
 
 
 def test_a_failing_submodule_raises_its_own_error():

@@ -47,8 +47,9 @@ def fusion_of(block: Module, is_group_norm: Callable[[object], bool], exact: boo
     found: dict[Pair, Activation] = {}
 
     def can_be_one(norm: str, act: str) -> bool:
-        if is_group_norm(modules.get(norm)) and modules.get(act) is not None:
-            activation = activation_of(block, (act,), exact)
+        following = modules.get(act)
+        if is_group_norm(modules.get(norm)) and following is not None:
+            activation = activation_of([following], exact)
             if activation is not None and activation.name != "identity":
                 found[norm, act] = activation
         return (norm, act) in found

@@ -14,16 +14,15 @@ from cunorm._core.validate import describe_type
 from cunorm.torch._replace.after import activation_of
 from cunorm.torch._replace.layout import LAYOUTS, Layout
 from cunorm.torch._replace.recipe import Match, Pair, Plan, Recipe, formulas, listed, variants
+from cunorm.torch._replace.settings import key_of
 from cunorm.torch._replace.trial import Sample, Trial, Unknown
 from cunorm.torch._tensors import has_plain_memory
 
 _HALF = (torch.bfloat16, torch.float16)
 _SAME = tuple((dtype, dtype) for dtype in (torch.float32, *_HALF, torch.float64))
 _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch.float32, half)))
-_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
-_SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
+Plans = dict[object, Plan | str]  # by `key_of`: a plan, or the reason why there is none
 
 
 def check_plain(module: Module) -> None:
@@ -48,9 +47,9 @@ def check_plain(module: Module) -> None:
 def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     """Return a module's plan, with a recipe at least for its parameters' dtype, or raise Unknown.
 
-    `plans` keeps the results: modules with equal keys (see `_key`) are probed only once.
+    `plans` keeps the results: modules with equal keys (see `key_of`) are probed only once.
     """
-    key = _key(module)
+    key = key_of(module)
     if key not in plans:
         try:
             plans[key] = _find_plan(module, exact)
@@ -60,25 +59,6 @@ def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     if isinstance(plan, str):
         raise Unknown(plan)
     return plan
-
-
-def _key(module: Module) -> object:
-    """Return a key of all that a probe depends on, or a unique key if a value is not simple."""
-    values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
-    if not _is_simple((*values.values(),)):
-        return object()
-    tensors = [
-        (name, None if tensor is None else (tensor.shape, tensor.dtype))
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-    ]
-    children = [(name, child and _key(child)) for name, child in module._modules.items()]
-    return type(module), repr((values, tensors)), (*children,)  # repr, because 1 equals True
-
-
-def _is_simple(value: object) -> bool:
-    if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
-        return all(map(_is_simple, value))
-    return type(value) in _SIMPLE  # other values may have equal reprs
 
 
 @torch.inference_mode(False)
@@ -114,7 +94,8 @@ def _find_plan(module: Module, exact: bool) -> Plan:
     operands = trial.eps_name, trial.parameters, trial.arguments
     after = trial.after or ()
     is_group = matches[0].recipe.positions
-    activation = activation_of(module, after, exact) if is_group else None
+    modules = [getattr(module, name) for name in after]
+    activation = activation_of(modules, exact) if is_group else None
     return Plan(*operands, (*matches,), axes, known, after, activation, (*others,))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.after import has_hooks
+from cunorm.torch._replace.after import is_seen
 from cunorm.torch._replace.fuse import Fusion, rewritten
 from cunorm.torch._replace.recipe import Plan
 from cunorm.torch._tensors import refusal
@@ -129,7 +129,7 @@ class FusedBlock(Swapped):
             len(given) == 1
             and is_group_norm(modules[0])
             and activation.is_of(modules[1])
-            and not has_hooks(modules[0])
+            and not is_seen(modules[0])
         ):
             y = modules[0]._cunorm_activated(*given, activation.name)
             if y is not None:
