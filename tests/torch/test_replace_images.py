@@ -359,6 +359,32 @@ def test_a_failing_submodule_raises_its_own_error():
         module(drawn(*IMAGE))
 
 
+class ByShape(nn.LayerNorm):
+    """A norm of axis 1 if that has the norm's width, otherwise of the last axis."""
+
+    def forward(self, x):
+        is_first = x.dim() == 4 and x.shape[1] == self.normalized_shape[0]
+        return LayerNorm2d.forward(self, x) if is_first else super().forward(x)
+
+
+class OnlyByShape(ByShape):
+    def forward(self, x):
+        if x.dim() != 4:
+            raise ValueError("it takes images")
+        return super().forward(x)
+
+
+def test_a_norm_that_finds_its_axis_by_the_shape_runs_itself():
+    module = draw_parameters(ByShape(CHANNELS))
+    own = copy.deepcopy(module)
+    (done,) = replace_norms(module).replaced
+    assert "its own forward for an x of 4 axes" in done.runs
+    for shape in (IMAGE, (2, 5, 7, CHANNELS), (2, CHANNELS, 5, CHANNELS), (3, 5, CHANNELS)):
+        torch.testing.assert_close(module(drawn(*shape)), own(drawn(*shape)))
+    (left,) = replace_norms(OnlyByShape(CHANNELS)).left
+    assert left.reason == "the axis of its rows depends on x's shape"
+
+
 class Cast(nn.LayerNorm):
     """timm's "fast norm": under autocast it first rounds x to autocast's dtype."""
 

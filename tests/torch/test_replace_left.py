@@ -157,6 +157,14 @@ NO_EPS = "^it has no eps: no number variance_epsilon, eps,"
 LEFT = {
     "eps alone": (type("Scaled", (Formula,), {"forward": lambda m, x: x * m.weight}), REASON),
     "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
+    "detached statistics of images": (
+        norm(lambda m, x: (detached if x.dim() > 3 else LlamaNorm.forward)(m, x)),
+        "results of rms_norm.*, but not its gradients",
+    ),
+    "detached statistics in evaluation": (
+        norm(lambda m, x: (LlamaNorm.forward if m.training else detached)(m, x)),
+        "results of rms_norm.*, but not its gradients",
+    ),
     "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
     "an x of other sizes": (
         norm(lambda m, x: m.weight * rms(x.reshape(7, 11, 13, WIDTH), m.eps)),

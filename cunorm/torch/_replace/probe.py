@@ -134,24 +134,40 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, list[Layout]]:
             raise _far(pair, best, nearest[best][0])
         recipes = [recipe for recipe in recipes if nearest[recipe][0] == 0]
         for recipe in recipes:
-            layouts[recipe].append(nearest[recipe][1])
+            # If both axes agree, the module chooses the axis by x's shape, which a call may not.
+            agreeing = nearest[recipe][1]
+            layouts[recipe] += agreeing if len(agreeing) == 1 else []
     best = recipes[0]
-    sample = trial.sample(pair, gated, layouts[best][0])
-    if distance := sample.distance(best):
-        raise _far(pair, best, distance)
-    if not sample.has_gradients(best):
-        raise Unknown(f"it gives the results of {best.describe()}, but not its gradients")
+    if not layouts[best]:
+        raise Unknown("the axis of its rows depends on x's shape")
+    for layout in layouts[best]:
+        _check_training(trial, gated, best, layout, samples[layout.axes][layout])
     return best, layouts[best]
 
 
-def _nearest(recipe: Recipe, samples: dict[Layout, list[Sample]]) -> tuple[float, Layout]:
-    """Return the layout whose samples are nearest to a recipe, after their distance."""
-    found = [
-        (max(sample.distance(recipe) for sample in each), layout)
+def _check_training(
+    trial: Trial, gated: bool, recipe: Recipe, layout: Layout, samples: list[Sample]
+) -> None:
+    """Raise Unknown if training gives other results, or if it or evaluation gives other gradients.
+
+    The samples are those of evaluation.
+    """
+    trained = [trial.sample(samples[0].pair, gated, one) for one in layout.in_memory()]
+    if distance := max(sample.distance(recipe) for sample in trained):
+        raise _far(samples[0].pair, recipe, distance)
+    if not all(sample.has_gradients(recipe) for sample in (*trained, *samples)):
+        raise Unknown(f"it gives the results of {recipe.describe()}, but not its gradients")
+
+
+def _nearest(recipe: Recipe, samples: dict[Layout, list[Sample]]) -> tuple[float, list[Layout]]:
+    """Return the layouts whose samples are nearest to a recipe, after their distance."""
+    found = {
+        layout: max(sample.distance(recipe) for sample in each)
         for layout, each in samples.items()
         if layout.first or not recipe.positions
-    ]
-    return min(found, default=(math.inf, LAYOUTS[0]))
+    }
+    distance = min(found.values(), default=math.inf)
+    return distance, [layout for layout, each in found.items() if each == distance]
 
 
 def _match(
