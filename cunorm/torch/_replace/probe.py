@@ -14,7 +14,7 @@ from cunorm._core.validate import describe_type
 from cunorm.torch._replace.after import activation_of
 from cunorm.torch._replace.layout import LAYOUTS, Layout
 from cunorm.torch._replace.recipe import Match, Pair, Plan, Recipe, formulas, listed, variants
-from cunorm.torch._replace.settings import key_of
+from cunorm.torch._replace.settings import key_of, simple_settings
 from cunorm.torch._replace.trial import Sample, Trial, Unknown
 from cunorm.torch._tensors import has_plain_memory
 
@@ -91,12 +91,13 @@ def _find_plan(module: Module, exact: bool) -> Plan:
     known = {device: wide for device, wide in autocast.items() if wide is not None}
     where = " on a GPU" if "cpu" in known else " on a CPU" if known else ""
     others += [] if len(known) == 2 else [f"under autocast{where}"]
-    operands = trial.eps_name, trial.parameters, trial.arguments
+    operands = trial.eps_name, trial.shapes, trial.arguments
     after = trial.after or ()
     is_group = matches[0].recipe.positions
     modules = [getattr(module, name) for name in after]
     activation = activation_of(modules, exact) if is_group else None
-    return Plan(*operands, (*matches,), axes, known, after, activation, (*others,))
+    settings = simple_settings(module, trial.eps_name)
+    return Plan(*operands, (*matches,), axes, known, after, activation, (*others,), settings)
 
 
 def _reads_device(kind: type[Module]) -> bool:

@@ -42,6 +42,12 @@ def settings_of(module: Module) -> Settings | None:
     return tuple([(name, typed(value)) for name, value in attributes.items()])
 
 
+def simple_settings(module: Module, eps: str) -> Settings:
+    """Return those settings of a module that are simple, without its eps."""
+    attributes = own_attributes(module).items()
+    return tuple((n, typed(value)) for n, value in attributes if n != eps and is_simple(value))
+
+
 def key_of(module: Module) -> object:
     """Return a key of all that a probe depends on, or a unique key if a value is not simple."""
     values = own_attributes(module)

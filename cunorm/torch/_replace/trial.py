@@ -84,8 +84,8 @@ class Trial:
 
     def __init__(self, module: Module) -> None:
         self._children = [name for name, _ in module.named_children()]
-        self._shapes, self.width, self.dtype = _parameters(module)
-        self.parameters = (*self._shapes,)
+        self.shapes, self.width, self.dtype = _parameters(module)
+        self.parameters = (*self.shapes,)
         for name in self.parameters:  # cunorm reads the attribute, the trials set the parameter
             if getattr(module, name, None) is not module._parameters[name]:
                 raise Unknown(f"its attribute {name} is not the parameter {name}")
@@ -153,9 +153,7 @@ class Trial:
     def _run(self, rows: list[Tensor], parameters: list[Tensor], training: bool) -> Any:
         """Run forward, and note in `after` the submodules that run on the norm's result."""
         module: Any = self._module
-        for name, one, shape in zip(
-            self.parameters, parameters, self._shapes.values(), strict=True
-        ):
+        for name, one, shape in zip(self.parameters, parameters, self.shapes.values(), strict=True):
             module._parameters[name] = one.reshape(shape)
         module.__dict__["training"] = training
         self._notes.clear()
@@ -233,7 +231,7 @@ def _parameters(module: Module) -> tuple[dict[str, torch.Size], int, torch.dtype
     given = {name: p for name, p in module._parameters.items() if p is not None}
     if not given:
         return {}, _width(module), torch.float32
-    (shape, dtype), *others = {(p.shape, p.dtype) for p in given.values()}
+    (shape, dtype), *others = dict.fromkeys((p.shape, p.dtype) for p in given.values())
     width = math.prod(shape)
     if len(given) > 2 or others or width not in shape:  # other axes have one element
         listed = ", ".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in given.items())
