@@ -444,3 +444,27 @@ def test_norms_of_other_kinds_are_not_fused():
     block = make()
     block.norm1, block.norm2 = nn.LayerNorm(7), nn.BatchNorm2d(CHANNELS)
     assert not fused(block) and type(block) is Block
+
+
+class Unwritten(Decoder):
+    pass
+
+
+class Sealed(Base):
+    """A block whose class refuses subclasses."""
+
+    def __init_subclass__(cls):
+        raise TypeError("sealed")
+
+    def forward(self, x):
+        x = self.norm(x)
+        x = self.act(x)
+        return x
+
+
+def test_a_block_that_cannot_get_another_class_is_not_reported_as_fused(monkeypatch):
+    block = Sealed()
+    assert not fused(block) and type(block) is Sealed
+    monkeypatch.setattr("cunorm.torch._replace.swap.rewritten", lambda *_: None)
+    block = Unwritten()
+    assert not fused(block) and type(block) is Unwritten
