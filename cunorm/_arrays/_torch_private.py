@@ -67,6 +67,11 @@ def has_mode(key: object) -> bool:
     return _mode(key) is not None
 
 
+# Whether hooks of all modules are registered.
+has_global_hooks: Callable[[], object] = _private(
+    "nn.modules.module._has_any_global_hook", lambda: True
+)
+
 # --- tensors --------------------------------------------------------------------------------------
 
 # Whether a transform of torch.func, perhaps an ended one, made a tensor.

@@ -370,3 +370,72 @@ def test_a_scripted_model_has_its_own_norms_again(name):
     assert text.endswith("so the norm has its own again: call replace_norms afterwards")
     assert torch.equal(scripted(X), own(X).relu())
     assert model[0] is norm and type(norm) is type(own) and restore_norms(model) == 0
+
+
+def without_parameter(module):
+    module.weight = None
+
+
+def of_another_shape(module):
+    module.weight = nn.Parameter(module.weight.detach().reshape(WIDTH, 1))
+
+
+def with_bias(module):
+    module.bias = nn.Parameter(drawn(WIDTH, seed=8))
+
+
+def without_submodule(module):
+    module.act = None
+
+
+class Options3(nn.GroupNorm):
+    """A norm that reads attributes that may be set later."""
+
+    def __init__(self):
+        super().__init__(4, WIDTH)
+        self.act = nn.Hardswish()
+        self.register_parameter("bias", None)
+
+    def forward(self, x):
+        weight = nn.functional.pad(self.weight, (0, 0)) if self.weight is not None else None
+        weight = weight.mean(-1) if weight is not None and weight.dim() > 1 else weight
+        y = nn.functional.group_norm(x, self.num_groups, weight, self.bias, self.eps)
+        return y if self.act is None else self.act(y)
+
+
+CHANGES = {
+    "weight": without_parameter,
+    "a weight's shape": of_another_shape,
+    "bias": with_bias,
+    "act": without_submodule,
+    "num_groups": lambda module: setattr(module, "num_groups", 8),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_norm_whose_attributes_change_later_runs_itself(name):
+    module, x = Options3(), drawn(2, WIDTH, 5, 3)
+    own = copy.deepcopy(module)
+    replace_norms(module)
+    torch.testing.assert_close(module(x), own(x))
+    for one in (module, own):
+        CHANGES[name](one)
+    with pytest.warns(UserWarning, match="its (weight|bias|act|num_groups) has changed since"):
+        assert torch.equal(module(x), own(x))
+
+
+LATER = {"activation": "relu", "bias": nn.Parameter(drawn(WIDTH, seed=8)), "weight_offset": 1.0}
+LATER |= {"round_before_weight": True}
+
+
+@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("make", [lambda: nn.RMSNorm(WIDTH), lambda: nn.GroupNorm(4, WIDTH)])
+def test_attributes_that_torch_ignores_are_ignored(make, name):
+    module, x = make(), drawn(6, WIDTH, dtype=torch.bfloat16)
+    own = copy.deepcopy(module)
+    replace_norms(module)
+    for one in (module, own):
+        assert hasattr(one, name) == (name == "bias" and isinstance(own, nn.GroupNorm))
+        setattr(one, name, LATER[name])
+    one, other = module.to(x.dtype)(x), own.to(x.dtype)(x)
+    torch.testing.assert_close(one, other, rtol=2**-7, atol=0)

@@ -160,6 +160,49 @@ def test_a_decorated_forward_with_branches_is_fused_and_stays_decorated():
         model(x, x)
 
 
+DECORATED = []
+
+
+def listed(forward):
+    """Decorate a forward with itself, and note its name."""
+    DECORATED.append(forward.__name__)
+    return forward
+
+
+class Listed(Decoder):
+    @listed
+    def forward(self, sample, *, scale: float = 1.0):
+        sample = self.conv_norm_out(sample)
+        sample = self.conv_act(sample)
+        return sample * scale
+
+
+ORIGINAL = Listed.forward
+
+
+@functools.wraps(ORIGINAL)
+def around_a_global(self, sample):
+    return ORIGINAL(self, sample) + 1
+
+
+def test_wrappers_from_outside_of_a_forwards_source_stay(monkeypatch):
+    x, original = drawn(*IMAGE), Listed.forward
+
+    @functools.wraps(original)
+    def shifted(self, sample):
+        return original(self, sample) + 1
+
+    shifted_quietly = torch.no_grad()(shifted)
+    for forward in (shifted, shifted_quietly, torch.no_grad()(original), around_a_global):
+        monkeypatch.setattr(Listed, "forward", forward)
+        model = Listed()
+        expected = model(x)
+        assert bool(fused(model)) == (forward is not around_a_global)
+        torch.testing.assert_close(model(x), expected)
+        assert model(x).requires_grad == expected.requires_grad
+    assert DECORATED == ["forward"]
+
+
 def test_only_the_norms_of_blocks_are_fused_and_only_if_asked():
     block = make()
     assert all("fused" not in one.runs for one in replace_norms(block).replaced)
@@ -196,6 +239,37 @@ def test_hooks_on_a_norm_or_an_activation_see_the_norms_result(name):
     module.register_forward_hook(lambda _, x, y: seen.append(y if name == "norm1" else x[0]))
     torch.testing.assert_close(block(*given()), own(*given()))
     torch.testing.assert_close(seen[0], own.norm1(given()[0]))
+
+
+@pytest.mark.parametrize("name", ["norm1", "nonlinearity"])
+def test_a_forward_that_is_set_on_a_norm_or_an_activation_later_runs(name):
+    block = make()
+    own = copy.deepcopy(block)
+    fused(block)
+    for one in (block, own):
+        getattr(one, name).forward = torch.tanh
+    torch.testing.assert_close(block(*given()), own(*given()))
+
+
+def test_hooks_of_all_modules_see_the_norms_and_the_activations():
+    block, seen = make(), []
+    fused(block)
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
+    try:
+        block(*given())
+    finally:
+        hook.remove()
+    assert seen.count("CunormGroupNorm") == 2 and seen.count("SiLU") == 3
+
+
+def test_a_setting_of_an_activation_that_changes_later_takes_effect():
+    block = make("default", nn.GELU())
+    own = copy.deepcopy(block)
+    assert fused(block)
+    block.nonlinearity.approximate = own.nonlinearity.approximate = "tanh"
+    torch.testing.assert_close(block(*given()), own(*given()), atol=1e-6, rtol=1e-5)
 
 
 def test_another_activation_or_norm_that_is_set_later_runs():
@@ -370,3 +444,27 @@ def test_norms_of_other_kinds_are_not_fused():
     block = make()
     block.norm1, block.norm2 = nn.LayerNorm(7), nn.BatchNorm2d(CHANNELS)
     assert not fused(block) and type(block) is Block
+
+
+class Unwritten(Decoder):
+    pass
+
+
+class Sealed(Base):
+    """A block whose class refuses subclasses."""
+
+    def __init_subclass__(cls):
+        raise TypeError("sealed")
+
+    def forward(self, x):
+        x = self.norm(x)
+        x = self.act(x)
+        return x
+
+
+def test_a_block_that_cannot_get_another_class_is_not_reported_as_fused(monkeypatch):
+    block = Sealed()
+    assert not fused(block) and type(block) is Sealed
+    monkeypatch.setattr("cunorm.torch._replace.swap.rewritten", lambda *_: None)
+    block = Unwritten()
+    assert not fused(block) and type(block) is Unwritten

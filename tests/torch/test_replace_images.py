@@ -262,12 +262,38 @@ class Doubled(nn.Module):
         return x + (x.relu() - x).detach()
 
 
+class AtZero(nn.Module):
+    """A ReLU whose gradient at 0 is 1."""
+
+    def forward(self, x):
+        return x.clamp(min=0)
+
+
+class Called(nn.ReLU):
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+
+class Swish(nn.Module):
+    """An activation with a setting."""
+
+    def __init__(self):
+        super().__init__()
+        self.beta = 1.0
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
 NOT_FUSED = {
     "two activations": (nn.ReLU(), nn.Tanh()),
     "dropout": (nn.SiLU(), nn.Dropout(0.5)),
     "parameters": (nn.PReLU(), None),
     "another gradient": (Doubled(), None),
     "a bound of large numbers": (nn.ReLU6(), None),
+    "a bound of larger numbers": (nn.Hardtanh(0, 25.0), None),
+    "another gradient at 0": (AtZero(), None),
+    "a call of its own": (Called(), None),
 }
 
 
@@ -299,12 +325,64 @@ def test_hooks_and_new_submodules_of_a_norm_with_a_fused_activation_take_effect(
     assert len(seen) == 1
 
 
+CHANGES = {
+    "approximate": (nn.GELU, lambda m: setattr(m.act, "approximate", "tanh")),
+    "another GELU": (nn.GELU, lambda m: setattr(m, "act", nn.GELU("tanh"))),
+    "a probability": (nn.SiLU, lambda m: setattr(m.drop, "p", 0.5)),
+    "a factor": (Swish, lambda m: setattr(m.act, "beta", 2.0)),
+    "a tensor": (Swish, lambda m: setattr(m.act, "beta", torch.tensor(2.0))),
+    "a forward": (nn.SiLU, lambda m: setattr(m.act, "forward", torch.tanh)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_later_settings_of_a_fused_activation_take_effect(name):
+    kind, change = CHANGES[name]
+    module, x = groups_with(kind(), nn.Dropout(0.0)), drawn(*IMAGE)
+    own = copy.deepcopy(module)
+    assert "activation=" in replace_norms(module).replaced[0].runs
+    torch.testing.assert_close(module(x), own(x))
+    for one in (module, own):
+        change(one)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        expected = own(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(module(x), expected)
+
+
 def test_a_failing_submodule_raises_its_own_error():
     module = groups_with(nn.Hardswish())
     replace_norms(module)
     module.act.forward = lambda x: (_ for _ in ()).throw(ValueError("the activation's"))
     with pytest.raises(ValueError, match="the activation's"):
         module(drawn(*IMAGE))
+
+
+class ByShape(nn.LayerNorm):
+    """A norm of axis 1 if that has the norm's width, otherwise of the last axis."""
+
+    def forward(self, x):
+        is_first = x.dim() == 4 and x.shape[1] == self.normalized_shape[0]
+        return LayerNorm2d.forward(self, x) if is_first else super().forward(x)
+
+
+class OnlyByShape(ByShape):
+    def forward(self, x):
+        if x.dim() != 4:
+            raise ValueError("it takes images")
+        return super().forward(x)
+
+
+def test_a_norm_that_finds_its_axis_by_the_shape_runs_itself():
+    module = draw_parameters(ByShape(CHANNELS))
+    own = copy.deepcopy(module)
+    (done,) = replace_norms(module).replaced
+    assert "its own forward for an x of 4 axes" in done.runs
+    for shape in (IMAGE, (2, 5, 7, CHANNELS), (2, CHANNELS, 5, CHANNELS), (3, 5, CHANNELS)):
+        torch.testing.assert_close(module(drawn(*shape)), own(drawn(*shape)))
+    (left,) = replace_norms(OnlyByShape(CHANNELS)).left
+    assert left.reason == "the axis of its rows depends on x's shape"
 
 
 class Cast(nn.LayerNorm):

@@ -157,6 +157,21 @@ NO_EPS = "^it has no eps: no number variance_epsilon, eps,"
 LEFT = {
     "eps alone": (type("Scaled", (Formula,), {"forward": lambda m, x: x * m.weight}), REASON),
     "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
+    "detached statistics of images": (
+        norm(lambda m, x: (detached if x.dim() > 3 else LlamaNorm.forward)(m, x)),
+        "results of rms_norm.*, but not its gradients",
+    ),
+    "detached statistics in evaluation": (
+        norm(lambda m, x: (LlamaNorm.forward if m.training else detached)(m, x)),
+        "results of rms_norm.*, but not its gradients",
+    ),
+    "a small eps that is a lower bound": (
+        lambda: norm(
+            lambda m, x: m.weight * x * x.square().mean(-1, keepdim=True).clamp(min=m.eps).rsqrt()
+        )(eps=1e-16),
+        REASON,
+    ),
+    "an eps that is too small": (lambda: LlamaNorm(eps=1e-30), "its eps is 1e-30, too small"),
     "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
     "an x of other sizes": (
         norm(lambda m, x: m.weight * rms(x.reshape(7, 11, 13, WIDTH), m.eps)),
@@ -308,6 +323,27 @@ def test_nothing_else_is_reported():
 def test_the_recipe_of_a_class_is_not_used_for_an_object_with_other_settings():
     done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
     assert ["axis=(1,)" in one.runs for one in done.replaced] == [False, True]
+
+
+@pytest.mark.parametrize("eps", [0.0, 2e-20, 1e-16, 1e-12, 1e-8])
+def test_norms_with_a_small_eps_are_replaced(eps):
+    for module in (LlamaNorm(eps=eps), LastAxis(first=True)):
+        module.eps = eps
+        (done,) = replace_norms(module).replaced
+        assert f"eps={eps}" in done.runs and "float16" not in done.runs
+
+
+def test_a_norm_may_ask_for_the_class_and_settings_of_its_submodules():
+    def forward(m, x):
+        y = nn.LayerNorm.forward(m, x)
+        return m.act(y) if isinstance(m.act, nn.LeakyReLU) and m.act.negative_slope else y
+
+    module = type("ActNorm", (nn.LayerNorm,), {"forward": forward})(WIDTH)
+    module.act = nn.LeakyReLU()
+    expected = module(x_of())
+    (done,) = replace_norms(module).replaced
+    assert "then act" in done.runs
+    torch.testing.assert_close(module(x_of()), expected)
 
 
 def test_exact_leaves_calls_that_are_a_unit_in_the_last_place_off():

@@ -2,7 +2,6 @@
 """The public functions that let cunorm run the norms of a PyTorch model, and that undo this."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from torch.nn import Module
 
 from cunorm._core.validate import describe_type, flag
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.fuse import fusion_of
+from cunorm.torch._replace.fuse import Fusion, fusion_of
 from cunorm.torch._replace.planned import NORM_FUNCTIONS
 from cunorm.torch._replace.probe import Plans, check_plain, find_plan
 from cunorm.torch._replace.swap import (
@@ -240,15 +239,24 @@ def _fuse(model: Module, exact: bool, replaced: set[str]) -> dict[str, str]:
         return names.get(module) in replaced and is_group_norm(module)
 
     for block in names:
-        with suppress(Exception):  # from its own property, __init_subclass__ and so on
-            check_plain(block)
-            fusion = fusion_of(block, is_replaced, exact)
-            if fusion is not None:
-                block.__class__ = swapped(type(block), fusion)
-                for (norm, act), activation in fusion.activations.items():
-                    name = names[getattr(block, norm)]
-                    added[name] = f"; fused with {act} as activation={activation.name}"
+        fusion = fusion_of(block, is_replaced, exact)
+        if fusion is None or not _becomes(block, fusion):
+            continue
+        for (norm, act), activation in fusion.activations.items():
+            name = names[block._modules[norm]]  # type: ignore[index]
+            added[name] = f"; fused with {act} as activation={activation.name}"
     return added
+
+
+def _becomes(block: Module, fusion: Fusion) -> bool:
+    """Give a block the class of a fusion; return False if it is of a kind that is left."""
+    try:
+        check_plain(block)
+        kind = swapped(type(block), fusion)
+        block.__class__ = kind
+    except Exception:  # Unknown, or an error from its own property, __init_subclass__ and so on
+        return False
+    return issubclass(kind, FusedBlock)
 
 
 def name_of(module: Module) -> str:

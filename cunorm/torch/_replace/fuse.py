@@ -18,9 +18,9 @@ import ast
 import copy
 import inspect
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import lru_cache, reduce, update_wrapper
 from operator import or_
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch.nn import Module
@@ -47,8 +47,9 @@ def fusion_of(block: Module, is_group_norm: Callable[[object], bool], exact: boo
     found: dict[Pair, Activation] = {}
 
     def can_be_one(norm: str, act: str) -> bool:
-        if is_group_norm(modules.get(norm)) and modules.get(act) is not None:
-            activation = activation_of(block, (act,), exact)
+        following = modules.get(act)
+        if is_group_norm(modules.get(norm)) and following is not None:
+            activation = activation_of([following], exact)
             if activation is not None and activation.name != "identity":
                 found[norm, act] = activation
         return (norm, act) in found
@@ -61,18 +62,19 @@ def fusion_of(block: Module, is_group_norm: Callable[[object], bool], exact: boo
 def rewritten(kind: type[Module], can_be_one: Callable[[str, str], bool]) -> Forward | None:
     """Return a class's forward in which such pairs of norm and submodule are one call.
 
-    It is None if there is no pair, or if the forward is not what its source says.
+    It is None if there is no pair, if the forward is not what its source says, or if it has a
+    wrapper that does not keep what it wraps in its closure.
     """
-    own = inspect.unwrap(kind.forward)
     try:
+        own: Any = inspect.unwrap(kind.forward)
         if not isinstance(own, FunctionType) or own.__code__.co_freevars:
             return None
         function = copy.deepcopy(_source_of(own))
+        rewriter = _Rewriter(can_be_one)
+        function.body = rewriter.fused(function.body)
+        return _wrapped(kind.forward, own, _defined(function, own)) if rewriter.count else None
     except (OSError, TypeError, SyntaxError, ValueError):  # there is no source, or another one
         return None
-    rewriter = _Rewriter(can_be_one)
-    function.body = rewriter.fused(function.body)
-    return _defined(function, own) if rewriter.count else None
 
 
 def _source_of(own: FunctionType) -> ast.FunctionDef:
@@ -122,14 +124,40 @@ def _compiled(body: list[ast.stmt], own: FunctionType) -> CodeType:
 
 
 def _defined(function: ast.FunctionDef, own: FunctionType) -> Forward:
-    """Return the function of a definition, which its decorators may wrap again."""
-    names: dict[str, Any] = {}
-    exec(_compiled([function], own), own.__globals__, names)
-    forward: Forward = names[own.__name__]
-    inner: Any = inspect.unwrap(forward)
-    inner.__defaults__, inner.__kwdefaults__ = own.__defaults__, own.__kwdefaults__
-    inner.__qualname__ = own.__qualname__
-    return forward
+    """Return the function of a definition, without its decorators; nothing of it runs here."""
+    function.decorator_list = []
+    codes = [one for one in _compiled([function], own).co_consts if isinstance(one, CodeType)]
+    (code,) = (one for one in codes if one.co_name == own.__name__)
+    return _copied(own, code, None)
+
+
+def _wrapped(outer: Any, own: FunctionType, forward: Forward) -> Forward:
+    """Return a function with copies of the wrappers that `outer` has around `own`.
+
+    Decorators do not run again: a copy shares all with its wrapper but the cell of what it wraps.
+    """
+    if outer is own:
+        return forward
+    inner = outer.__wrapped__
+    cells = outer.__closure__ or ()
+    if not isinstance(outer, FunctionType) or all(
+        cell.cell_contents is not inner for cell in cells
+    ):
+        raise ValueError(outer)
+    new = _wrapped(inner, own, forward)
+    closure = tuple(CellType(new) if cell.cell_contents is inner else cell for cell in cells)
+    copied: Any = _copied(outer, outer.__code__, closure)
+    copied.__wrapped__ = new
+    return copied  # type: ignore[no-any-return]
+
+
+def _copied(own: FunctionType, code: CodeType, closure: tuple[CellType, ...] | None) -> Forward:
+    """Return a function with another code and closure."""
+    new = FunctionType(code, own.__globals__, own.__name__, own.__defaults__, closure)
+    new.__kwdefaults__ = own.__kwdefaults__
+    update_wrapper(new, own)
+    del new.__wrapped__  # type: ignore[attr-defined]
+    return new
 
 
 class _Call(NamedTuple):

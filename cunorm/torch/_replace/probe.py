@@ -14,16 +14,15 @@ from cunorm._core.validate import describe_type
 from cunorm.torch._replace.after import activation_of
 from cunorm.torch._replace.layout import LAYOUTS, Layout
 from cunorm.torch._replace.recipe import Match, Pair, Plan, Recipe, formulas, listed, variants
+from cunorm.torch._replace.settings import key_of, simple_settings
 from cunorm.torch._replace.trial import Sample, Trial, Unknown
 from cunorm.torch._tensors import has_plain_memory
 
 _HALF = (torch.bfloat16, torch.float16)
 _SAME = tuple((dtype, dtype) for dtype in (torch.float32, *_HALF, torch.float64))
 _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch.float32, half)))
-_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
-_SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REDUCERS = ("__reduce__", "__reduce_ex__")
-Plans = dict[object, Plan | str]  # by `_key`: a plan, or the reason why there is none
+Plans = dict[object, Plan | str]  # by `key_of`: a plan, or the reason why there is none
 
 
 def check_plain(module: Module) -> None:
@@ -48,9 +47,9 @@ def check_plain(module: Module) -> None:
 def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     """Return a module's plan, with a recipe at least for its parameters' dtype, or raise Unknown.
 
-    `plans` keeps the results: modules with equal keys (see `_key`) are probed only once.
+    `plans` keeps the results: modules with equal keys (see `key_of`) are probed only once.
     """
-    key = _key(module)
+    key = key_of(module)
     if key not in plans:
         try:
             plans[key] = _find_plan(module, exact)
@@ -60,25 +59,6 @@ def find_plan(module: Module, exact: bool, plans: Plans) -> Plan:
     if isinstance(plan, str):
         raise Unknown(plan)
     return plan
-
-
-def _key(module: Module) -> object:
-    """Return a key of all that a probe depends on, or a unique key if a value is not simple."""
-    values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
-    if not _is_simple((*values.values(),)):
-        return object()
-    tensors = [
-        (name, None if tensor is None else (tensor.shape, tensor.dtype))
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-    ]
-    children = [(name, child and _key(child)) for name, child in module._modules.items()]
-    return type(module), repr((values, tensors)), (*children,)  # repr, because 1 equals True
-
-
-def _is_simple(value: object) -> bool:
-    if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
-        return all(map(_is_simple, value))
-    return type(value) in _SIMPLE  # other values may have equal reprs
 
 
 @torch.inference_mode(False)
@@ -111,11 +91,13 @@ def _find_plan(module: Module, exact: bool) -> Plan:
     known = {device: wide for device, wide in autocast.items() if wide is not None}
     where = " on a GPU" if "cpu" in known else " on a CPU" if known else ""
     others += [] if len(known) == 2 else [f"under autocast{where}"]
-    operands = trial.eps_name, trial.parameters, trial.arguments
+    operands = trial.eps_name, trial.shapes, trial.arguments
     after = trial.after or ()
     is_group = matches[0].recipe.positions
-    activation = activation_of(module, after, exact) if is_group else None
-    return Plan(*operands, (*matches,), axes, known, after, activation, (*others,))
+    modules = [getattr(module, name) for name in after]
+    activation = activation_of(modules, exact) if is_group else None
+    settings = simple_settings(module, trial.eps_name)
+    return Plan(*operands, (*matches,), axes, known, after, activation, (*others,), settings)
 
 
 def _reads_device(kind: type[Module]) -> bool:
@@ -153,24 +135,40 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, list[Layout]]:
             raise _far(pair, best, nearest[best][0])
         recipes = [recipe for recipe in recipes if nearest[recipe][0] == 0]
         for recipe in recipes:
-            layouts[recipe].append(nearest[recipe][1])
+            # If both axes agree, the module chooses the axis by x's shape, which a call may not.
+            agreeing = nearest[recipe][1]
+            layouts[recipe] += agreeing if len(agreeing) == 1 else []
     best = recipes[0]
-    sample = trial.sample(pair, gated, layouts[best][0])
-    if distance := sample.distance(best):
-        raise _far(pair, best, distance)
-    if not sample.has_gradients(best):
-        raise Unknown(f"it gives the results of {best.describe()}, but not its gradients")
+    if not layouts[best]:
+        raise Unknown("the axis of its rows depends on x's shape")
+    for layout in layouts[best]:
+        _check_training(trial, gated, best, layout, samples[layout.axes][layout])
     return best, layouts[best]
 
 
-def _nearest(recipe: Recipe, samples: dict[Layout, list[Sample]]) -> tuple[float, Layout]:
-    """Return the layout whose samples are nearest to a recipe, after their distance."""
-    found = [
-        (max(sample.distance(recipe) for sample in each), layout)
+def _check_training(
+    trial: Trial, gated: bool, recipe: Recipe, layout: Layout, samples: list[Sample]
+) -> None:
+    """Raise Unknown if training gives other results, or if it or evaluation gives other gradients.
+
+    The samples are those of evaluation.
+    """
+    trained = [trial.sample(samples[0].pair, gated, one) for one in layout.in_memory()]
+    if distance := max(sample.distance(recipe) for sample in trained):
+        raise _far(samples[0].pair, recipe, distance)
+    if not all(sample.has_gradients(recipe) for sample in (*trained, *samples)):
+        raise Unknown(f"it gives the results of {recipe.describe()}, but not its gradients")
+
+
+def _nearest(recipe: Recipe, samples: dict[Layout, list[Sample]]) -> tuple[float, list[Layout]]:
+    """Return the layouts whose samples are nearest to a recipe, after their distance."""
+    found = {
+        layout: max(sample.distance(recipe) for sample in each)
         for layout, each in samples.items()
         if layout.first or not recipe.positions
-    ]
-    return min(found, default=(math.inf, LAYOUTS[0]))
+    }
+    distance = min(found.values(), default=math.inf)
+    return distance, [layout for layout, each in found.items() if each == distance]
 
 
 def _match(

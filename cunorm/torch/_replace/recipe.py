@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from cunorm.torch._functions import group_norm, layer_norm, normalize, rms_norm
 from cunorm.torch._replace.after import Activation
+from cunorm.torch._replace.settings import Settings
 
 Pair = tuple[torch.dtype, torch.dtype]  # of x and the parameters; x's twice if there are none
 Bounds = tuple[Tensor, Tensor]
@@ -176,7 +177,7 @@ class Plan:
     """The operands and recipes of a module. Calls without a recipe run the module's own forward."""
 
     eps: str  # the attribute's name
-    parameters: tuple[str, ...]  # the names of weight and bias, if the module has them
+    shapes: dict[str, torch.Size]  # those of weight and bias by their names, if it has them
     arguments: tuple[str, ...]  # forward's names for x and, if it takes one, for the gate
     matches: tuple[Match, ...]
     axes: dict[int, bool]  # by the numbers of axes that x may have: whether a row is axis 1
@@ -184,6 +185,12 @@ class Plan:
     after: tuple[str, ...] = ()  # the submodules that run on the norm's result
     activation: Activation | None = None  # of a group norm: what these submodules compute
     others: tuple[str, ...] = ()  # the tried calls that run the module's own forward, as text
+    settings: Settings = ()  # the other attributes of the module; other values were not tried
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of weight and bias."""
+        return (*self.shapes,)
 
     def calls(self) -> dict[object, Callable[..., Tensor]]:
         """Return the calls by device of autocast (or None), dtypes, has a gate, a row is axis 1."""

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from cunorm.torch._functions import rms_norm
+from cunorm.torch._module_options import NO_GROUPS, autocast_dtype, options_of
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.after import has_hooks
+from cunorm.torch._replace.after import is_seen
 from cunorm.torch._replace.fuse import Fusion, rewritten
 from cunorm.torch._replace.recipe import Plan
+from cunorm.torch._replace.settings import typed
 from cunorm.torch._tensors import refusal
 
 # cunorm's class for each norm of torch.nn. These norms need no probe.
@@ -22,6 +25,14 @@ TORCH_NORMS: dict[type[Module], type[RMSNorm | LayerNorm | GroupNorm]] = {
     torch.nn.RMSNorm: RMSNorm,
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.GroupNorm: GroupNorm,
+}
+# What runs for each: only options that torch has, as others may be attributes that torch ignores.
+_RUN: dict[type[Module], Callable[..., Tensor]] = {
+    torch.nn.RMSNorm: lambda norm, x: rms_norm(
+        x, norm.weight, **options_of(norm, x), dtype=autocast_dtype(x)
+    ),
+    torch.nn.LayerNorm: LayerNorm.forward,
+    torch.nn.GroupNorm: lambda norm, x: GroupNorm._activated(norm, x, None),
 }
 _is_compiling = torch.compiler.is_dynamo_compiling  # False outside of code that dynamo traces
 _MAX_WARNINGS = 16  # the most warnings for a class
@@ -38,6 +49,9 @@ class Swapped(Module):
     def forward(self, *args: Any, **named: Any) -> object:
         """Run the recipe for these dtypes, or the module's own forward if there is no recipe."""
         plan = self._cunorm_plan
+        changed = _changed(self, plan)
+        if changed is not None:
+            return self._cunorm_instead(f"its {changed} has changed since", args, named)
         x, gate = _operands(plan.arguments, args, named)
         parameters = [_row(getattr(self, name)) for name in plan.parameters]
         call = self._cunorm_call(x, gate, parameters)
@@ -82,6 +96,8 @@ class Swapped(Module):
             if plan is None:
                 module: Any = self
                 return GroupNorm._activated(module, x, activation)
+            if _changed(self, plan) is not None:
+                return None
             parameters = [_row(getattr(self, name)) for name in plan.parameters]
             call = self._cunorm_call(x, None, parameters)
             eps = getattr(self, plan.eps)
@@ -99,8 +115,12 @@ class Swapped(Module):
             reason = str(error)  # the error came before anything ran
         if reason is None:
             raise error
+        return self._cunorm_instead(reason, args, named)
+
+    def _cunorm_instead(self, why: str, args: tuple[Any, ...], named: dict[str, Any]) -> object:
         y = self._cunorm_kind.forward(self, *args, **named)
-        _warn(type(self), f"a replaced norm runs its own forward: {reason}")
+        if not _is_compiling():
+            _warn(type(self), f"a replaced norm runs its own forward: {why}")
         return y
 
     def __prepare_scriptable__(self) -> Module:
@@ -129,7 +149,7 @@ class FusedBlock(Swapped):
             len(given) == 1
             and is_group_norm(modules[0])
             and activation.is_of(modules[1])
-            and not has_hooks(modules[0])
+            and not is_seen(modules[0])
         ):
             y = modules[0]._cunorm_activated(*given, activation.name)
             if y is not None:
@@ -165,10 +185,12 @@ def swapped(kind: type[Module], plan: Plan | Fusion | None) -> type[Module]:
     """
     for subclass in kind.__subclasses__():
         own = vars(subclass)
-        if own.get("_cunorm_kind") is kind and own["_cunorm_plan"] == plan:
+        is_same = own.get("_cunorm_kind") is kind and own["_cunorm_own_forward"] is kind.forward
+        if is_same and own["_cunorm_plan"] == plan:
             return subclass
     members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
+    members["_cunorm_own_forward"] = kind.forward  # code outside of the class may set another one
     if isinstance(plan, Fusion):
         forward = rewritten(kind, lambda *pair: pair in plan.activations)
         members |= {"forward": forward, "__qualname__": kind.__qualname__}
@@ -180,16 +202,14 @@ def swapped(kind: type[Module], plan: Plan | Fusion | None) -> type[Module]:
         base = torch_norm(kind)
         if base is None:  # the class got its own forward after pickling
             return kind
-        ours = TORCH_NORMS[base]
-        # torch's RMSNorm has no bias.
-        members |= {name: getattr(ours, name, None) for name in ours.__annotations__}
+        members |= {"_cunorm_options": (), "_groups": NO_GROUPS}  # those that torch lacks
         members["forward"] = _forward_of(base)
     return type(f"Cunorm{kind.__name__}", (Swapped, kind), members)
 
 
 def _forward_of(base: type[Module]) -> Callable[..., object]:
     """Return a forward that runs the one of cunorm's class; x has the name that torch gives it."""
-    run: Callable[..., Tensor] = TORCH_NORMS[base].forward
+    run = _RUN[base]
     names = tuple(signature(base.forward).parameters)
 
     @wraps(base.forward)
@@ -213,6 +233,24 @@ def _warn(kind: type[Swapped], text: str) -> None:
     if text not in warned and len(warned) < _MAX_WARNINGS:
         warned.add(text)
         warnings.warn(f"{kind._cunorm_kind.__name__}: {text}", stacklevel=4)
+
+
+def _changed(module: Module, plan: Plan) -> str | None:
+    """Return the name of an attribute that is not as in the trial, or None."""
+    for name, shape in plan.shapes.items():
+        if getattr(getattr(module, name, None), "shape", None) != shape:
+            return name
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name not in plan.shapes:
+            return name
+    attributes = module.__dict__
+    for name, value in plan.settings:
+        if typed(attributes.get(name)) != value:
+            return name
+    for name in plan.after:
+        if not isinstance(getattr(module, name, None), Module):
+            return name
+    return None
 
 
 def _row(parameter: Tensor) -> Tensor:

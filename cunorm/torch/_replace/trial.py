@@ -29,6 +29,7 @@ _WIDTH_WITHOUT_WEIGHT = 48
 # This is relative to the largest gradient of a row. It is far above the errors of float32, and far
 # below the differences between formulas.
 _GRADIENT_ERROR = 1e-3
+_LEAST = 1e-10  # the smallest size of numbers in a sample
 _ELEMENTS = 1024  # elements in each third of a sample; a third has at least eight rows
 
 
@@ -84,8 +85,8 @@ class Trial:
 
     def __init__(self, module: Module) -> None:
         self._children = [name for name, _ in module.named_children()]
-        self._shapes, self.width, self.dtype = _parameters(module)
-        self.parameters = (*self._shapes,)
+        self.shapes, self.width, self.dtype = _parameters(module)
+        self.parameters = (*self.shapes,)
         for name in self.parameters:  # cunorm reads the attribute, the trials set the parameter
             if getattr(module, name, None) is not module._parameters[name]:
                 raise Unknown(f"its attribute {name} is not the parameter {name}")
@@ -94,6 +95,8 @@ class Trial:
         if not numbers:
             raise Unknown(self._more_than_a_norm() or _without_eps(type(module)))
         self.eps_name, self.eps = next((name, float(v)) for name, v in numbers.items())
+        if 0 < self.eps < _LEAST**2:
+            raise Unknown(f"its eps is {self.eps}, too small to find out how it is added")
         self.arguments, self.gated = _arguments(type(module).forward)
         width, sizes = self.width, [v for v in vars(module).values() if type(v) is int and v > 0]
         divisors = [size for size in sizes if width % size == 0]  # counts or sizes of groups
@@ -105,7 +108,8 @@ class Trial:
         # The copy shares all containers except these two with the module.
         self._module.__dict__["_parameters"] = dict(module._parameters)
         self._module.__dict__["_modules"] = {
-            name: child and _Noted(name, self._notes) for name, child in module._modules.items()
+            name: child and _noted(name, child, self._notes)
+            for name, child in module._modules.items()
         }
 
     def sample(
@@ -153,9 +157,7 @@ class Trial:
     def _run(self, rows: list[Tensor], parameters: list[Tensor], training: bool) -> Any:
         """Run forward, and note in `after` the submodules that run on the norm's result."""
         module: Any = self._module
-        for name, one, shape in zip(
-            self.parameters, parameters, self._shapes.values(), strict=True
-        ):
+        for name, one, shape in zip(self.parameters, parameters, self.shapes.values(), strict=True):
             module._parameters[name] = one.reshape(shape)
         module.__dict__["training"] = training
         self._notes.clear()
@@ -179,7 +181,9 @@ class Trial:
         draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
         count = 8 * max(1, _ELEMENTS // (8 * self.width))
         shape = (3, count + 8 * (count == self.width), self.width)  # the middle is not the width
-        scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
+        # In float16, smaller numbers are few; in float32, x**-3 in a gradient must be finite.
+        least = 1e-5 if pair[0] == torch.float16 or not self.eps else _LEAST
+        scale = min(max(math.sqrt(abs(self.eps)), least), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
         rows = [(draw(shape) + 0.5) * scales[:, None, None]]
         parameters = [draw(self.width).to(pair[1]).requires_grad_() for _ in self.parameters]
@@ -194,14 +198,29 @@ class Trial:
 class _Noted(Module):
     """A submodule's stand-in, which returns its input, and notes that it was called."""
 
-    def __init__(self, name: str, notes: list[_Note]) -> None:
-        super().__init__()
-        self.name, self.notes = name, notes
+    _cunorm_notes: tuple[str, list[_Note]]
+    __call__ = Module.__call__  # not that of the submodule's class
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.view_as(x)
-        self.notes.append((self.name, x, y))
+        name, notes = self._cunorm_notes
+        notes.append((name, x, y))
         return y
+
+
+def _noted(name: str, child: Module, notes: list[_Note]) -> Module:
+    """Return a stand-in that has the class and the attributes of a submodule, but no hooks."""
+    try:
+        kind: Any = type(type(child).__name__, (_Noted, type(child)), {})
+        noted: Module = kind.__new__(kind)
+        noted.__dict__.update(
+            vars(child) | {n: v for n, v in vars(Module()).items() if "hooks" in n}
+        )
+    except Exception:  # its class refuses subclasses, for example
+        noted = _Noted()
+    noted.__dict__.pop("forward", None)
+    noted.__dict__["_cunorm_notes"] = (name, notes)
+    return noted
 
 
 def _failure(error: Exception, x: Tensor) -> str:
@@ -233,7 +252,7 @@ def _parameters(module: Module) -> tuple[dict[str, torch.Size], int, torch.dtype
     given = {name: p for name, p in module._parameters.items() if p is not None}
     if not given:
         return {}, _width(module), torch.float32
-    (shape, dtype), *others = {(p.shape, p.dtype) for p in given.values()}
+    (shape, dtype), *others = dict.fromkeys((p.shape, p.dtype) for p in given.values())
     width = math.prod(shape)
     if len(given) > 2 or others or width not in shape:  # other axes have one element
         listed = ", ".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in given.items())
