@@ -175,6 +175,7 @@ FALLBACKS = {  # name: the programs that may be refused without it
     "Tensor._is_zerotensor": (),
     "_subclasses.fake_tensor.FakeTensor": (),
     "_subclasses.functional_tensor.FunctionalTensor": (),
+    "nn.modules.module._has_any_global_hook": (),
 }
 
 
