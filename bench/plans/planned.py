@@ -13,8 +13,15 @@ from math import prod
 
 from bench.plans.model import ARCHITECTURES, ELEMENTS, MODELLED
 from bench.plans.plan import ANY_SHAPE, PARAM_GRAD, Plan
-from bench.timing.cases import DIRECTIONS, IMAGES, MODULATED, OPERATORS, QUANTIZED, Operator
-from bench.timing.cpu import LAYOUTS
+from bench.timing.cases import (
+    DIRECTIONS,
+    IMAGES,
+    LAYOUTS,
+    MODULATED,
+    OPERATORS,
+    QUANTIZED,
+    Operator,
+)
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import MIN_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, DType

@@ -29,6 +29,7 @@ _HALF_STEP = 2.0**-4
 # (rows, width), or modulated (samples, rows, width); of images (samples, channels, height, width)
 Shape = tuple[int, ...]
 DIRECTIONS = ("forward", "backward")
+LAYOUTS = {"NHWC": "channels_last", "NCHW": "channels_first"}  # as `warmup` names them
 Operands = dict[str, Any]
 Call = Callable[[], Any]
 

@@ -24,7 +24,7 @@ import torch
 
 import cunorm
 from bench.timing.arrays import upload
-from bench.timing.cases import DTYPES, Call, Operands, Operator, Shape
+from bench.timing.cases import DTYPES, LAYOUTS, Call, Operands, Operator, Shape
 from bench.timing.engine import Device, Turn
 from bench.timing.grid import Point
 from bench.timing.operands import checked_shape, drawn
@@ -108,9 +108,6 @@ def _seconds(call: Call, calls: int) -> float:
 
 def _compile(copy: ModuleType, need: dict[str, Any]) -> None:
     copy.warmup(**need, device="cpu", workers=1, progress=False)
-
-
-LAYOUTS = {"NHWC": "channels_last", "NCHW": "channels_first"}  # as `warmup` names them
 
 
 def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> dict[str, Any]:

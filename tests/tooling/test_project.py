@@ -46,5 +46,16 @@ def test_imports_point_down_and_form_no_cycle():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_tests_of_tools_are_found_without_pytorch_and_jax():
+    script = """
+import sys
+sys.modules.update(torch=None, jax=None)
+import pytest
+sys.exit(pytest.main(["--collect-only", "-q", "tests/tooling"]))
+"""
+    done = python("-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_few_modules_are_directly_in_the_package():
     assert len([*Path(cunorm.__file__).parent.glob("*.py")]) <= 8
