@@ -67,11 +67,12 @@ def axes(function: str, argument: str, value: Any) -> int | tuple[int, ...]:
     """Check the first axis of a row, or a tuple of all its axes."""
     if type(value) is int:
         return value
-    given = value if isinstance(value, tuple) else (value,)
+    is_several = isinstance(value, tuple | list)
+    given = value if is_several else (value,)
     if any(isinstance(one, bool) or not isinstance(one, numbers.Integral) for one in given):
         expected = "expected an int or a tuple of ints"
         raise TypeError(f"{function}: {argument} is {shown(value)}, {expected}")
-    return tuple(map(int, given)) if isinstance(value, tuple) else int(value)
+    return tuple(map(int, given)) if is_several else int(value)
 
 
 def flag(function: str, argument: str, value: object) -> bool:

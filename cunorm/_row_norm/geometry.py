@@ -64,8 +64,10 @@ class Geometry(CallGeometry):
             return True  # one number for all rows
         if slot.kind is not Kind.PARAMETER and not is_gate:
             return super().fits(slot, shape)
-        if len(shape) > len(self.shape) or (is_gate and shape == self.shape):
-            return is_gate and shape == self.shape
+        if is_gate and shape == self.shape:
+            return True
+        if len(shape) > len(self.shape):
+            return False
         missing = [1] * (len(self.shape) - len(shape))
         shape = (*missing, *shape) if is_gate and shape != self.row else shape
         shape = self._in_order(shape)

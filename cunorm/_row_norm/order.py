@@ -34,6 +34,14 @@ def leading_axes_of(function: str, x_shape: Shape, axis: int) -> int:
     return axis % ndim
 
 
+def full_shape(axis: Axis, ndim: int, shape: Shape) -> Shape:
+    """Return the shape of a parameter, which may be a row, with as many axes as x has."""
+    if isinstance(axis, int) or len(shape) != len(axis):
+        return (*[1] * (ndim - len(shape)), *shape)
+    sizes = {one % ndim: size for one, size in zip(axis, shape, strict=True)}
+    return tuple(sizes.get(one, 1) for one in range(ndim))
+
+
 def lie_apart(x: TensorSpec, dense: TensorSpec, leading_axes: int) -> bool:
     """Return whether rows of x, whose axes are the last, lie side by side; so must those of a copy.
 

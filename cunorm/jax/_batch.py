@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """One call that does the work of a call for each example of a batch."""
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 from jax import Array
 
 from cunorm._core.operands import Kind, present
 from cunorm._core.types import Axis
 from cunorm._row_norm.combine_plan import COMBINE_MOMENTS
+from cunorm._row_norm.order import full_shape
 from cunorm._row_norm.quantized_spec import RowQuantizedSpec
 from cunorm._row_norm.spec import RowNormSpec
 from cunorm.jax._call import Arrays, Call, gates_branch, replace_interned
@@ -39,9 +38,9 @@ def merged(
             inputs[name] = _scale_of_examples(call, size, is_batched, array)
             continue
         full = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-        _, *shape = full.shape
+        shape = full.shape[1:]
         if is_row:
-            of_example = _full_shape(spec, ndim, shape) if name in shared else shape
+            of_example = full_shape(spec.axis, ndim, shape) if name in shared else shape
             inputs[name] = full.reshape(size, *of_example)
         else:
             inputs[name] = full.reshape(-1, *shape[1:])
@@ -59,14 +58,6 @@ def _negative(axis: Axis, ndim: int) -> Axis:
     if isinstance(axis, tuple):
         return tuple(one % ndim - ndim for one in axis)
     return axis if axis < 0 else axis - ndim
-
-
-def _full_shape(spec: RowNormSpec, ndim: int, shape: Sequence[int]) -> list[int]:
-    """Return the shape of a parameter, which may be a row, with all axes of an example's x."""
-    if not isinstance(spec.axis, tuple) or len(shape) != len(spec.axis):
-        return [*[1] * (ndim - len(shape)), *shape]
-    sizes = {axis % ndim: size for axis, size in zip(spec.axis, shape, strict=True)}
-    return [sizes.get(axis, 1) for axis in range(ndim)]
 
 
 def _combined(call: Call, arrays: Arrays) -> tuple[Call, Arrays]:

@@ -79,10 +79,9 @@ class Operator:
         def own(slot: Slot, output: Tensor) -> Tensor:
             if slot.kind is not Kind.LIKE_X or output.shape != x.shape:
                 return output.contiguous()
-            is_kept = output.stride() == promised
-            return (
-                output if is_kept else self._empty_like(spec, x, dtype=output.dtype).copy_(output)
-            )
+            if output.stride() == promised:
+                return output
+            return self._empty_like(spec, x, dtype=output.dtype).copy_(output)
 
         outputs = zip(self.op.result_slots, found, strict=True)
         return [

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cunorm._core.operands import Kind
 from cunorm._core.plan import OpDef
+from cunorm._row_norm.order import full_shape
 from cunorm.torch._pair import Operand, Tensors
 
 Dims = Sequence[int | None]  # for each operand: the axis of the batch, None if all items share it
@@ -65,11 +66,8 @@ class RowBatch:
         return name in self.parameters and name not in self.needs
 
     def _parameter(self, name: str, array: Tensor) -> Tensor:
-        ndim, shape = len(self.of_x), self.shapes[name]
-        if isinstance(self.axis, tuple) and len(shape) == len(self.axis):
-            sizes = {axis % ndim: size for axis, size in zip(self.axis, shape, strict=True)}
-            return array.reshape(self.batch, *(sizes.get(axis, 1) for axis in range(ndim)))
-        return array.unflatten(0, (self.batch, *[1] * (ndim - len(shape))))
+        shape = full_shape(self.axis, len(self.of_x), self.shapes[name])
+        return array.reshape(self.batch, *shape)
 
     def _scale(self, array: Tensor) -> Tensor:
         """Return a scale for each row of the batch; an item may have one number for its rows."""

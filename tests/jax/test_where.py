@@ -51,7 +51,12 @@ def exact(name, x, where, weight=None, bias=None, *, eps=1e-3, axis=-1, offset=0
 
 def norm_of(name, **options):
     function = partial(getattr(cunorm.jax, name), **{"eps": 1e-3} | NORMS[name] | options)
-    return lambda x, where, *given: function(x, where=where, **dict(zip(("weight", "bias"), given)))  # noqa: B905
+
+    def call(x, where, weight=None, bias=None):
+        given = {"weight": weight, "bias": bias}
+        return function(x, where=where, **{n: v for n, v in given.items() if v is not None})
+
+    return call
 
 
 @pytest.mark.parametrize("name", NORMS)

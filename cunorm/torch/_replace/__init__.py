@@ -243,7 +243,7 @@ def _fuse(model: Module, exact: bool, replaced: set[str]) -> dict[str, str]:
         if fusion is None or not _becomes(block, fusion):
             continue
         for (norm, act), activation in fusion.activations.items():
-            name = names[block._modules[norm]]  # type: ignore[index]
+            name = names[block._modules[norm]]  # type: ignore[index]  # a pair has modules
             added[name] = f"; fused with {act} as activation={activation.name}"
     return added
 

@@ -148,7 +148,7 @@ def _wrapped(outer: Any, own: FunctionType, forward: Forward) -> Forward:
     closure = tuple(CellType(new) if cell.cell_contents is inner else cell for cell in cells)
     copied: Any = _copied(outer, outer.__code__, closure)
     copied.__wrapped__ = new
-    return copied  # type: ignore[no-any-return]
+    return copied  # type: ignore[no-any-return]  # a Forward
 
 
 def _copied(own: FunctionType, code: CodeType, closure: tuple[CellType, ...] | None) -> Forward:
@@ -156,7 +156,7 @@ def _copied(own: FunctionType, code: CodeType, closure: tuple[CellType, ...] | N
     new = FunctionType(code, own.__globals__, own.__name__, own.__defaults__, closure)
     new.__kwdefaults__ = own.__kwdefaults__
     update_wrapper(new, own)
-    del new.__wrapped__  # type: ignore[attr-defined]
+    del new.__wrapped__  # type: ignore[attr-defined]  # `update_wrapper` set it
     return new
 
 
