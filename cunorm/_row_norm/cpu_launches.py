@@ -28,6 +28,7 @@ _KEPT_BYTES = 128 << 10  # the most computed bytes of a row that a thread keeps 
 _KEPT_ROWS = 2  # how many rows of _KEPT_BYTES a backward keeps; `rows_at_once` takes so many
 _SHORT_KEPT_ROW = 2 << 10  # if a kept row of x has more bytes, both passes of a forward prefetch
 _QUICK = ("identity", "relu")  # activations that compute as fast as they load
+_RUN, _LEAST_PACK = 8, 16  # the most packs of a row that is one run, and their least columns
 _CHUNK, _PART_CHUNKS = 16, 8  # packs of a chunk; chunks of a part of a row, as in host/reduce.cuh
 CPU_SHARED_ROWS = 15  # the most rows that cores share
 _FEWEST_ROW_PARTS = 3  # the fewest parts of a row that cores share
@@ -82,7 +83,10 @@ def cpu_launch(
         return parts, row_parts, macros
 
     parts, _, macros = cut(shape.rows)
-    macros = (*types.macros(), *CPU_TEAM.macros(width=0, groups=0, access=1), *own.macros, *macros)
+    if _pack_of_run(shape.width):
+        macros += (("ONE_RUN", "true"),)
+    team = CPU_TEAM._replace(pack=_pack(shape.width))
+    macros = (*types.macros(), *team.macros(width=0, groups=0, access=1), *own.macros, *macros)
     macros += rows_of.macros
     sums = (0, 0) if is_forward else (parts * rows_of.number, shape.sums_pitch(twice=True))
     launch = Launch(KernelBuild(types.kernel, macros), parts * groups, 1, *sums)
@@ -162,6 +166,16 @@ def _parts_cut_block(types: RowTypes, shape: RowShape, *, begins_with_pack: bool
     return begins_part and block_packs > 1 and shape.width // CPU_PACK % block_packs > 0
 
 
+def _pack_of_run(width: int) -> int:
+    """Return the columns of a pack if a row is one run of whole packs, otherwise 0."""
+    pack = math.gcd(width, CPU_PACK)
+    return pack if pack >= _LEAST_PACK and width <= _RUN * pack else 0
+
+
+def _pack(width: int) -> int:
+    return _pack_of_run(width) or CPU_PACK
+
+
 def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:
     """Return the macro for rows that are too wide to prefetch the next row."""
     widest = _WIDE_ROW[two_inputs].get(row.itemsize)
@@ -171,8 +185,8 @@ def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:
 
 def _cpu_kept(types: RowTypes, shape: RowShape, itemsize: int, rows: int) -> Macros:
     """Return the macro for rows whose slow activations a thread keeps for the next pass."""
-    packs = _KEPT_BYTES // (CPU_PACK * itemsize)
+    packs = _KEPT_BYTES // (_pack(shape.width) * itemsize)
     has_gate = types.gate is not None and types.compute is FLOAT32
     is_slow = has_gate and types.formula.activation not in _QUICK
-    is_kept = is_slow and shape.width <= packs * CPU_PACK
+    is_kept = is_slow and shape.width <= packs * _pack(shape.width)
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()

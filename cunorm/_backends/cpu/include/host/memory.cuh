@@ -259,11 +259,15 @@ struct OutputPack {
 
  private:
   void store_item(index_t column, CutItem at) const {
-    using Stored = StoredItem<T, simd::lanes<typename B::compute_t>>;
+    constexpr int lanes = simd::lanes<typename B::compute_t>;
+    using Stored = StoredItem<T, lanes>;
+    T* const address = row + column + at.index * lanes;
     Stored stored;
     simd::store(stored.items, value.item[at.slot]);
-    simd::store_first(row + column + at.index * simd::lanes<typename B::compute_t>,
-                      simd::load_bits<typename Stored::Bits>(stored.items), at.count);
+    const auto bits = simd::load_bits<typename Stored::Bits>(stored.items);
+    if constexpr (streams<B, T> && !read_again)
+      if (at.count == lanes) return simd::stream(address, bits);
+    simd::store_first(address, bits, at.count);
   }
 };
 template <class B>

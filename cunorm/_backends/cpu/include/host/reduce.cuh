@@ -9,6 +9,13 @@
 // pass, a chunk has at most 16 packs. A part of a row is 8 chunks of the second pass.
 inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
 
+// Whether a row is one run, of at most 8 whole packs.
+#ifdef ONE_RUN
+inline constexpr bool one_run = true;
+#else
+inline constexpr bool one_run = false;
+#endif
+
 // Reduces over a run: value i is the result over item i of all packs. Runs are short, because if
 // equal numbers are added to a larger sum, all roundings may have the same direction.
 template <class B, class Op = Sum>
@@ -54,13 +61,18 @@ template <class B>
 inline constexpr bool
     begins_with_pack<B, std::enable_if_t<B::center, std::void_t<typename B::y_t>>> = true;
 
+// The items of 16 lanes, over which rows are reduced.
+template <class B>
+inline constexpr int lane_items =
+    std::min(items_per_pack<B>, std::max(1, 16 / simd::lanes<typename B::compute_t>));
+
 // Reduces over a row: over the runs of each part, in 16 lanes, then over the lanes, then over the
 // parts. A row has the same parts whether or not threads share it (`Row` in row_walk.cuh).
-template <class B, class Op = Sum>
+template <class B, class Op = Sum, bool = one_run>
 struct RowReduction {
   using Operation = Op;
   using C = typename B::compute_t;
-  static constexpr int items = std::min(items_per_pack<B>, std::max(1, 16 / simd::lanes<C>));
+  static constexpr int items = lane_items<B>;
   static constexpr int chunk_runs = chunk_packs / run_packs, part_runs = part_chunks * chunk_runs;
   Pack<Accumulator<Op, Item<B>>, items> lanes;
   Accumulator<Op, C> parts_before;
@@ -110,6 +122,25 @@ struct RowReduction {
     ItemReduction<B, Op> found;
     unrolled<items>([&](int i) { found.values.item[i] = lanes.item[i].value; });
     found.template fold<1, items>();
+    return simd::reduce<Op>(found.values.item[0]);
+  }
+};
+// A row of one run, whose first pack may be a run of its own.
+template <class B, class Op>
+struct RowReduction<B, Op, true> {
+  using Operation = Op;
+  ItemReduction<B, Op> lanes;
+
+  void add(ItemReduction<B, Op>& run) {
+    run.template fold<lane_items<B>>();
+    unrolled<lane_items<B>>([&](int i) {
+      Item<B>& lane = lanes.values.item[i];
+      lane = Op::of(lane, run.values.item[i]);
+    });
+  }
+  typename B::compute_t result() const {
+    ItemReduction<B, Op> found = lanes;
+    found.template fold<1, lane_items<B>>();
     return simd::reduce<Op>(found.values.item[0]);
   }
 };

@@ -213,7 +213,7 @@ struct Row {
     static_assert(begins_with_pack<B>);
     const bool is_mine = !shared_rows || gang.thread == 0;
     if constexpr (shared_rows) gang.part = is_mine ? 0 : -1;
-    if (is_mine && walk.width < B::pack)
+    if (is_mine && !one_run && walk.width < B::pack)
       f(Chunk<B, false, true>{0, walk.width, results});
     else
       f(Chunk<B, false, false>{0, is_mine ? B::pack : 0, results});
@@ -244,7 +244,7 @@ struct Row {
 
   template <bool second_pass, class F>
   void for_each_chunk_from(index_t first, const F& f) const {
-    const index_t whole = walk.width / B::pack * B::pack;
+    const index_t whole = one_run ? walk.width : walk.width / B::pack * B::pack;
     const auto visit_cut = [&] { f(Chunk<B, second_pass, true>{whole, walk.width, results}); };
     const bool is_cut = first <= whole && whole < walk.width;  // a cut pack is still to be visited
     if constexpr (!shared_rows) {
@@ -267,7 +267,7 @@ struct Row {
     constexpr index_t step = second_pass ? columns : run_packs * B::pack;
     while (column < last) {
       const bool is_pack = begins_with_pack<B> && column == 0;
-      const index_t next = is_pack ? B::pack : column - column % step + step;
+      const index_t next = is_pack ? B::pack : one_run ? last : column - column % step + step;
       f(Chunk<B, second_pass, false>{column, std::min(next, last), results});
       column = next;
     }

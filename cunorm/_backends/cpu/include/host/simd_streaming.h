@@ -62,6 +62,11 @@ inline void stream(void* p, Bits bits) {
   else
     store_bits(p, bits);
 }
+#else
+template <class Bits>
+inline void stream(void* p, Bits bits) {
+  store_bits(p, bits);
+}
 #endif
 
 template <int count, class T, class V>
