@@ -39,11 +39,12 @@ template <class T>
 inline constexpr int tile_rows = 64 / int(sizeof(T));
 
 // Copies some rows that lie side by side between an operand and a tile, in blocks of rows and
-// columns that registers transpose. Lines that the next tile needs are prefetched.
+// columns that registers transpose. Lines that later tiles need are prefetched.
 template <class T>
 struct TileCopy {
   using Bits = typename simd::BlockRow<sizeof(T)>::type;
   static constexpr int block = sizeof(Bits) / sizeof(T);
+  static constexpr int ahead = 128 / sizeof(T);  // the rows from a load to its prefetch (measured)
 
   T* first;             // of the rows
   index_t step, width;  // from column to column, and the number of columns
@@ -101,7 +102,7 @@ struct TileCopy {
   Bits load_column(index_t column, bool exists) const {
     const T* const from = in_operand(column);
     if (!is_whole && !exists) return Bits{};
-    __builtin_prefetch(from + block, 0);
+    __builtin_prefetch(from + ahead, 0);
     return is_whole ? simd::load_bits<Bits>(from) : simd::load_first<Bits>(from, count);
   }
   template <bool is_whole>
