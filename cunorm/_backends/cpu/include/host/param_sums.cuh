@@ -131,15 +131,6 @@ struct ParamSums {
   static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
 };
 
-// Results that bypass the caches are written a row at a time, because the machine combines stores
-// to only a few cache lines at once. But rows of at most few_lines bytes, and rows so long that
-// only two are taken at once, are written several at a time (measured).
-inline constexpr index_t few_lines = 512;
-template <class B>
-inline constexpr bool streams_results =
-    streams<B, typename B::dx_t> || streams<B, typename B::dresidual_t> ||
-    streams<B, typename B::dgate_t>;
-
 template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
                          const Write& write) {
@@ -157,8 +148,6 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
     });
     sums.end_rows(walk, count);
   };
-  const int at_once = rows_at_once(walk.row_bytes);
-  const bool one = streams_results<B> && walk.row_bytes > few_lines && at_once == max_rows_at_once;
-  walk.for_each_rows(one ? 1 : at_once, find, write_rows);
+  walk.for_each_rows(rows_at_once(walk.row_bytes), find, write_rows);
   sums.finish(walk);
 }
