@@ -122,6 +122,7 @@ template <class Walk>
 struct RowTiles {
   struct Tile {
     const void* operand = nullptr;
+    void* data = nullptr;
     index_t begin = 0, end = 0;                         // rows of the walk
     void (*store)(const Walk&, const Tile&) = nullptr;  // of a result
   };
@@ -134,6 +135,7 @@ struct RowTiles {
     Tile& tile = tile_of(&operand);
     if (number < tile.begin || number >= tile.end) {
       finish(walk, tile);
+      tile.data = tile_memory.take(int(&tile - tiles), tile_rows<T>* pitch(walk) * sizeof(T));
       tile.begin = number;
       tile.end = std::min(number + tile_rows<T>, last);
       if constexpr (same_type<T, const T>)
@@ -144,7 +146,7 @@ struct RowTiles {
           walk.tiles.template copy<false>(walk, tile, *static_cast<Operand*>(tile.operand));
         };
     }
-    return memory<T>(walk, tile) + (number - tile.begin) * pitch(walk);
+    return static_cast<T*>(tile.data) + (number - tile.begin) * pitch(walk);
   }
   // Copies the last tiles to the results.
   void finish(const Walk& walk) {
@@ -165,11 +167,6 @@ struct RowTiles {
     if (tile.store != nullptr) tile.store(walk, tile);
     tile.store = nullptr;
   }
-  template <class T>
-  T* memory(const Walk& walk, const Tile& tile) const {
-    return static_cast<T*>(
-        tile_memory.take(int(&tile - tiles), tile_rows<T>* pitch(walk) * sizeof(T)));
-  }
   // Copies the rows of a tile, in runs of rows that lie side by side.
   template <bool to_tile, class T, int axes>
   void copy(const Walk& walk, const Tile& tile, const SteppedRows<T, axes>& operand) const {
@@ -181,7 +178,7 @@ struct RowTiles {
       Stored* const first = row(begin);
       const index_t limit = std::min<index_t>(tile.end, begin + TileCopy<Stored>::block);
       for (end = begin + 1; end < limit && row(end) == first + (end - begin);) ++end;
-      Stored* const in_tile = memory<Stored>(walk, tile) + (begin - tile.begin) * pitch(walk);
+      Stored* const in_tile = static_cast<Stored*>(tile.data) + (begin - tile.begin) * pitch(walk);
       TileCopy<Stored>{first, operand.step, walk.width, in_tile, pitch(walk), int(end - begin)}
           .template copy<to_tile>();
     }

@@ -25,7 +25,7 @@ struct BlockRow<8> {
 
 // Returns the elements of a and b in turn: of their lower or of their upper halves.
 template <bool upper, class V, int... i>
-inline V interleaved(V a, V b, std::integer_sequence<int, i...>) {
+__forceinline__ V interleaved(V a, V b, std::integer_sequence<int, i...>) {
   constexpr int count = sizeof...(i), half = upper ? count / 2 : 0;
 #ifdef __clang__
   return __builtin_shufflevector(a, b, (half + i / 2 + i % 2 * count)...);
@@ -37,7 +37,7 @@ inline V interleaved(V a, V b, std::integer_sequence<int, i...>) {
 
 // Transposes a block: each step is a perfect shuffle of all elements.
 template <class V, int count, int steps = count>
-inline void transpose(V (&rows)[count]) {
+__forceinline__ void transpose(V (&rows)[count]) {
   if constexpr (steps > 1) {
     V shuffled[count];
     unrolled<count / 2>([&](int i) {
