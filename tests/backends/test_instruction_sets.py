@@ -128,6 +128,7 @@ LONG = {"shape": (1, 1, 1, 70_000), "bias": None}
 LAST = Samples(2, (5, 3), 200, 4)
 FIRST = LAST._replace(channels_last=False, channel_axis=1)
 ODD = LAST._replace(channels=48, groups=3)
+SHORT = {"shape": (1, 2, 9, 96), "center": True}
 PRE = {"gate": "float32", "gate_position": "pre", "stream": "+ float32"}
 GATED = ROWS | {"gate": "float16", "dgate": "bfloat16"}
 HALF = ROWS | {"x": "float16", "center": True}
@@ -140,6 +141,8 @@ CASES = {
     "layer_norm of float16, backward": (ROW_BACK, HALF),
     "gated rms_norm of float32, backward": (ROW_BACK, GATED),
     "rms_norm with a gate of float32, backward": (ROW_BACK, GATED | {"gate": "float32"}),
+    "layer_norm of short rows": (ROW, SHORT),
+    "layer_norm of short rows, backward": (ROW_BACK, SHORT | {"shape": (1, 2, 9, 112)}),
     "group_norm of 48 channels, channels last": (GROUP, {"samples": ODD, "x": "bfloat16"}),
     "group_norm of float16, channels first": (GROUP, {"samples": FIRST, "x": "float16"}),
     "group_norm of float16, channels last, backward": (GROUP_BACK, LAST_BACK),
@@ -148,6 +151,7 @@ CASES = {
 IN_CI = {  # all other pairs of a case and a machine are exhaustive
     ("pre-gated layer_norm of float16", "x86-64"),
     ("gated rms_norm of float32, backward", "x86-64-v3"),
+    ("layer_norm of short rows", "x86-64"),
     ("group_norm of 48 channels, channels last", "x86-64-v3"),
     ("group_norm of float16, channels last, backward", "x86-64"),
 }

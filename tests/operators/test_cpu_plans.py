@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """On a CPU, results do not depend on the plan.
 
-All cores may share a long row or samples, and a build may keep computed values until the last pass.
+All cores may share a long row or samples, a short row may be one run, results may bypass the
+caches, and a build may keep computed values until the last pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import cunorm
 from tests.support.cases import call_of
 from tests.support.described import clear_all, loaded_builds, with_empty_caches
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.internals import _cpu_plan, _group_plan, compiler, thread_count
+from tests.support.internals import _build, _cpu_plan, _group_plan, compiler, thread_count
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
 from tests.support.placed import Samples
 from tests.support.quantized import quantized_call
@@ -162,6 +163,44 @@ def test_blocks_of_columns_of_a_long_row_alone_have_the_right_bits(center, width
     finally:
         cunorm.set_num_threads(before)
     assert is_shared()
+
+
+# --- rows of one run ------------------------------------------------------------------------------
+
+# Rows of one run have up to eight packs of 16, 32 or 64 columns.
+RUNS, NO_RUNS = (16, 112, 96, 64, 512), (8, 72, 144, 576)
+
+
+@pytest.mark.parametrize("width", [*RUNS, *NO_RUNS])
+@every_case
+def test_short_rows_are_right_whether_or_not_they_are_one_run(name, width):
+    for make in (forward, backward):
+        make(name, 9, width).check()
+        assert bool(loaded_builds("ONE_RUN")) == (width in RUNS)
+
+
+# --- results that bypass the caches ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("x", "width"), [("float32", 528), ("float16", 544), ("bfloat16", 544)])
+@pytest.mark.parametrize("offset", [0, 8, 1])
+def test_results_that_bypass_the_caches_have_the_same_bits(x, width, offset, monkeypatch):
+    """Rows are whole lines of the caches, of which the last are those of a cut pack."""
+    case = {"x": x, "dy": x, "shape": (1, 1, 17, width), "offset": offset, "center": True}
+    calls = {"row_norm_forward": ("y",), "row_norm_backward": ("dx",)}
+
+    def results():
+        return [
+            call_of(name, case | {"given": given}, OnNumpy()).run() for name, given in calls.items()
+        ]
+
+    expected = results()
+    assert not loaded_builds("NON_TEMPORAL")
+    monkeypatch.setattr(_build, "_LARGE", 0)
+    clear_all()
+    for fields, kept in zip(results(), expected, strict=True):
+        assert_same_fields(fields, kept)
+    assert len(loaded_builds("NON_TEMPORAL")) == len(calls)
 
 
 # --- kept rows ------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
+from cunorm._core import build as _build
 from cunorm._core import memo as _memo
 from cunorm._core import types as _types
 from cunorm._core.build import ArgsWriter, KernelArgs, KernelBuild, Launch

@@ -264,10 +264,10 @@ struct Row {
   }
   template <bool second_pass, class F>
   void for_each_whole_chunk(index_t column, index_t last, const F& f) const {
-    constexpr index_t step = second_pass ? columns : run_packs * B::pack;
+    constexpr index_t step = second_pass || one_run ? columns : run_packs * B::pack;
     while (column < last) {
       const bool is_pack = begins_with_pack<B> && column == 0;
-      const index_t next = is_pack ? B::pack : one_run ? last : column - column % step + step;
+      const index_t next = is_pack ? B::pack : column - column % step + step;
       f(Chunk<B, second_pass, false>{column, std::min(next, last), results});
       column = next;
     }
