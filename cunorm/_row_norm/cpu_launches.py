@@ -185,8 +185,8 @@ def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:
 
 def _cpu_kept(types: RowTypes, shape: RowShape, itemsize: int, rows: int) -> Macros:
     """Return the macro for rows whose slow activations a thread keeps for the next pass."""
-    packs = _KEPT_BYTES // (_pack(shape.width) * itemsize)
     has_gate = types.gate is not None and types.compute is FLOAT32
     is_slow = has_gate and types.formula.activation not in _QUICK
-    is_kept = is_slow and shape.width <= packs * _pack(shape.width)
+    is_kept = is_slow and shape.width * itemsize <= _KEPT_BYTES
+    packs = _KEPT_BYTES // (_pack(shape.width) * itemsize)
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()

@@ -86,7 +86,7 @@ def swapped(array):
 
 VIEWS = {
     "rows backwards": lambda array: array[::-1],
-    "columns": lambda array: array[:, 5:90],
+    "columns": lambda array: array[:, 5:50],
     "transposed": lambda array: swapped(array.reshape(3, 4, 60)),
     "qkv": lambda array: array.reshape(3, 4, 3, 20)[:, :, 1],
     "one row": lambda array: array[2],

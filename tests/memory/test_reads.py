@@ -29,6 +29,7 @@ FIRST = Samples(2, (7, 11), 6, 3, channels_last=False, channel_axis=1)
 OF_ROWS = [
     *(ROWS | {"shape": (1, 1, 3, 5), "x": x} for x in ("float32", "bfloat16")),
     *(ROWS | {"shape": (1, 1, 3, 150), "x": x} for x in ("float32", "bfloat16")),
+    ROWS | {"shape": (1, 1, 3, 48), "x": "bfloat16"},
     ROWS | {"shape": (1, 1, 2, 128), "groups": 2},
 ]
 OF_GROUPS = [

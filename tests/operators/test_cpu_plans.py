@@ -182,10 +182,14 @@ def test_short_rows_are_right_whether_or_not_they_are_one_run(name, width):
 # --- results that bypass the caches ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("x", "width"), [("float32", 528), ("float16", 544), ("bfloat16", 544)])
+# Rows are whole lines of the caches: three of cut packs, two of one run.
+SIZES_IN_LINES = [("float32", 528), ("float16", 544), ("bfloat16", 544)]
+SIZES_IN_LINES += [("float32", 112), ("bfloat16", 96)]
+
+
+@pytest.mark.parametrize(("x", "width"), SIZES_IN_LINES)
 @pytest.mark.parametrize("offset", [0, 8, 1])
 def test_results_that_bypass_the_caches_have_the_same_bits(x, width, offset, monkeypatch):
-    """Rows are whole lines of the caches, of which the last are those of a cut pack."""
     case = {"x": x, "dy": x, "shape": (1, 1, 17, width), "offset": offset, "center": True}
     calls = {"row_norm_forward": ("y",), "row_norm_backward": ("dx",)}
 

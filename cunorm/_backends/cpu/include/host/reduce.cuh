@@ -9,7 +9,7 @@
 // pass, a chunk has at most 16 packs. A part of a row is 8 chunks of the second pass.
 inline constexpr int run_packs = 4, chunk_packs = 16, part_chunks = 8;
 
-// Whether a row is one run, of at most 8 whole packs.
+// Whether a row is one run, of at most 8 packs, of which none is cut.
 #ifdef ONE_RUN
 inline constexpr bool one_run = true;
 #else

@@ -176,9 +176,9 @@ struct Walk {
 };
 
 // A row, and its chunks. A chunk has 4 packs in the first pass and 16 in the second, or the packs
-// that are left of the row. A pack that the row's end cuts is a chunk of its own. If the first
-// chunk has one pack only, the next chunk has the rest of the first 4 or 16 packs. If threads share
-// a row, each thread has some parts of it (gang.h).
+// that are left of the row; a row of one run is one chunk. A pack that the row's end cuts is a
+// chunk of its own. If the first chunk has one pack only, the next chunk has the rest of the first
+// 4 or 16 packs, or of the run. If threads share a row, each thread has some parts of it (gang.h).
 template <class B>
 struct Row {
   static constexpr bool exists = true;
