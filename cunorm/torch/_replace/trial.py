@@ -129,8 +129,8 @@ class Trial:
         x, *parameters, eps, gate = operands = self._operands(pair, gated, layout)
         rows = [layout.place(one).clone() for one in (x, gate) if one is not None]
         given = [one for one in parameters if one is not None]
-        mode: Mode = nullcontext() if recipe is None else Planned()  # type: ignore[no-untyped-call]  # torch
-        as_cuda: Mode = AutocastOfCuda() if autocast == "cuda" else nullcontext()  # type: ignore[no-untyped-call]  # torch
+        mode: Mode = nullcontext() if recipe is None else Planned()  # type: ignore[no-untyped-call]  # torch has no types
+        as_cuda: Mode = AutocastOfCuda() if autocast == "cuda" else nullcontext()  # type: ignore[no-untyped-call]  # torch has no types
         try:
             with (
                 torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None),

@@ -125,6 +125,7 @@ struct RowReduction {
     return simd::reduce<Op>(found.values.item[0]);
   }
 };
+
 // A row of one run, whose first pack may be a run of its own.
 template <class B, class Op>
 struct RowReduction<B, Op, true> {

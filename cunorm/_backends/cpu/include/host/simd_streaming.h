@@ -71,7 +71,6 @@ inline void stream(void* p, Bits bits) {
 
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
-#if defined(__SSE2__)
   if constexpr (same_type<T, bf16>) {
     static_assert(count % 2 == 0);
     store_pairs<count / 2>(p, v, [](void* p, auto bits) { stream(p, bits); });
@@ -79,9 +78,6 @@ inline void store_all_non_temporal(T* p, const V* v) {
 #pragma GCC unroll 32
     for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, bits_of(v[i], T()));
   }
-#else
-  store_all<count>(p, v);
-#endif
 }
 
 // Other threads see non-temporal stores only after this call.
